@@ -9,3 +9,8 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it: 128 and the number of the signal."""
 
 STOPPED = "\ncxl-offload: stopped by Ctrl-C"
+
+TERMINATED = 143
+"""Exit status after SIGTERM, in the same way."""
+
+TOLD_TO_END = "cxl-offload: ended by SIGTERM"

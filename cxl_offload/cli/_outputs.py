@@ -30,8 +30,8 @@ def check_outputs(written: NamedFiles, read: NamedFiles | None = None) -> None:
     Raises
     ------
     ConfigError
-        Names the option and the file, and says what is wrong: no folder, a pipe, no room, the same
-        file twice, or one that is read.
+        Names the option and the file, and says what is wrong: no name, no folder, a pipe, no room,
+        the same file twice, or one that is read.
     """
     files = {
         option: os.fspath(file)
@@ -50,6 +50,8 @@ def check_outputs(written: NamedFiles, read: NamedFiles | None = None) -> None:
         if (other := seen.setdefault(os.path.realpath(file), option)) != option:
             raise ConfigError(f"{option} {file}: {other} writes the same file; name another")
     for option, source in (read or {}).items():
+        if source is not None and not os.fspath(source):
+            raise ConfigError(f"{option} '': the name of the file is empty")
         for each in () if source is None else _files_of(Path(source)):
             if writer := seen.get(os.path.realpath(each)):
                 raise ConfigError(

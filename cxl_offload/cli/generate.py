@@ -184,12 +184,13 @@ def generate(
 
     # All of this before torch is loaded, which takes seconds.
     places = pairs("--place", place, str, form="KIND=POLICY, such as kv=cxl")
-    planned = None if plan is None else load_plan(plan)
     written = {"--output": output, "--trace": trace, "--report": page, "--events": events}
     written["--tune-state"] = tune_state
     budget = size("--tune-budget", tune_budget)
     read = {"--model": model, "--prompts": prompts, "--plan": plan, "--machine": machine}
+    read["--tokenizer"] = tokenizer
     check_outputs(written, read)
+    planned = None if plan is None else load_plan(plan)
     check_checkpoint(model)
     texts = read_prompts(prompts)
     divided = _divided(ranks)

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from cxl_offload import cli
-from cxl_offload.cli import INTERRUPTED, STOPPED
+from cxl_offload.cli._ending import ended_by_sigterm, last_words
 from cxl_offload.errors import CxlOffloadError
 
 _INSTALLED_AS = {"yaml": "pyyaml"}
@@ -59,9 +59,10 @@ def _hide_types_of_flags(command: Any, context: Any) -> None:
 def _one_line_errors() -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+    except KeyboardInterrupt as stopped:
+        line, status = last_words(stopped)
+        print(line, file=sys.stderr)
+        raise typer.Exit(status) from None
     except (MemoryError, OSError, ValueError, CxlOffloadError, ModuleNotFoundError) as error:
         if isinstance(error, BrokenPipeError) or getattr(error, "errno", None) == errno.EPIPE:
             raise  # the reader of a pipe left: typer ends quietly
@@ -115,7 +116,7 @@ def _start(
     Example: cxl-offload topology
 
     Exit status: 0 done; 1 a check found something (--strict, kv verify);
-    2 an error, one line on stderr; 130 Ctrl-C; `run` that of its command.
+    2 an error, one line on stderr; 130 Ctrl-C; 143 SIGTERM; `run` that of its command.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -172,7 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 still gets the tables
     words = sys.argv[1:] if arguments is None else arguments
-    _app_for(words)(args=arguments, prog_name="cxl-offload")
+    with ended_by_sigterm():
+        _app_for(words)(args=arguments, prog_name="cxl-offload")
 
 
 if __name__ == "__main__":

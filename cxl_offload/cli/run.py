@@ -87,7 +87,7 @@ def run(
 
     Example: cxl-offload run --plan plan.yaml -- deepspeed train.py
     """
-    read = {"--plan": plan, "PLAN": words[0] if words[0].endswith(_FILES) else None}
+    read = {"--plan": plan or None, "PLAN": words[0] if words[0].endswith(_FILES) else None}
     check_outputs({"--report": page, "--events": events}, read)
     plan = _asked(plan, place, words)
     base = {**os.environ, **(watched := _watched(metrics, events))}
@@ -190,6 +190,10 @@ def _asked(plan: str | None, place: list[str] | None, words: Sequence[str]) -> s
                 f"{words[1]}: {words[0]} is a plan, which runs its own command; an option goes "
                 "before it"
             )
+    if plan is not None and not plan.strip():
+        raise ConfigError(
+            f"--plan {plan!r}: is no plan and no policy; leave it out for the defaults"
+        )
     if not place:
         return plan
     if plan is not None:
@@ -290,7 +294,7 @@ def _check_policies(text: str) -> None:
 
     machine = discover()
     try:
-        for policy in kind_policies(text, machine).by_kind.values():
+        for policy in kind_policies(text.strip() or None, machine).by_kind.values():
             known_policy(policy, machine)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"run: {text}: {error}") from None

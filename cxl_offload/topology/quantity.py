@@ -14,7 +14,7 @@ from typing import Literal, cast
 
 from cxl_offload.files import Field, MappedFields
 from cxl_offload.topology.cpulist import parse_cpulist
-from cxl_offload.topology.model import Citation
+from cxl_offload.topology.model import MOST_CPUS, Citation
 from cxl_offload.units import parse_bandwidth, parse_bytes, parse_latency_ns
 
 SOURCE_KEYS = ("source", "derived", "assumed", "reason", "bound")
@@ -106,6 +106,10 @@ class Citations:
             cpus = parse_cpulist(text)
         except ValueError as error:
             parts["value"].fail(str(error))
+        if cpus and cpus[-1] >= MOST_CPUS:
+            parts["value"].fail(
+                f"CPU {cpus[-1]} of {text}: {MOST_CPUS - 1} is the last of a kernel"
+            )
         self.cite(field, parts, what, text)
         return cpus
 

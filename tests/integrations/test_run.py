@@ -252,6 +252,8 @@ def test_environment_finds_the_package_of_a_source_tree_and_keeps_the_path() -> 
         ("exp_avg=bnd:0", "'bnd:0'"),
         ("exp_avg=bind:0;kv=bind:0", "no kind kv in ZeRO-Offload"),
         ("bind:77", "77"),
+        ("", "--plan '': is no plan and no policy"),
+        (" ", "--plan ' ': is no plan and no policy"),
     ],
 )
 def test_plan_that_no_child_could_follow_is_refused_before_it_starts(

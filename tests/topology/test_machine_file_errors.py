@@ -97,6 +97,7 @@ WRONG = {
     "node twice": ("- {id: 1,", "- {id: 0,", 7, "node 0 appears twice"),
     "node id below 0": ("- {id: 1,", "- {id: -1,", 7, "at least 0"),
     "CPU list": ("value: 4-7", "value: 7-4", 7, "backwards"),
+    "CPUs of no kernel": ("value: 4-7", "value: 4-8192", 7, "CPU 8192 of 4-8192: 8191 is the last"),
     "initiator without CPUs": ("initiator: 0", "initiator: 2", 4, "not a node with CPUs"),
     "unknown tier": ("nvme: []", "l4: []", 27, "tier 'l4' is unknown"),
     "tier of another kind": ("cxl: [2]", "cxl: [1]", 27, "node 1 is dram"),

@@ -86,6 +86,10 @@ def kind_policies(
     policies: dict[str, Policy] = dict.fromkeys(STREAMED, streamed)
     policies |= dict.fromkeys(COPIED, copied)
     if isinstance(request, str):
+        if not request.strip():
+            raise ConfigError(
+                f"{request!r} is no plan and no policy; leave it out for the defaults"
+            )
         request = parse_request(request)
     if request is None:
         return KindPolicies(policies, "defaults")

@@ -12,6 +12,8 @@ import torch
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.fit import Need, check_fit, room
 from cxl_offload.integrations.transformers.accelerator_kv import AcceleratorKv
+from cxl_offload.integrations.transformers.checkpoint import ModelFiles
+from cxl_offload.integrations.transformers.config_checks import check_windows
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
 from cxl_offload.integrations.transformers.fit import (
     KvSizes,
@@ -27,7 +29,6 @@ from cxl_offload.integrations.transformers.row_parts import check_rows
 from cxl_offload.integrations.transformers.run_checks import check_stop
 from cxl_offload.integrations.transformers.state_sizes import StateSizes
 from cxl_offload.integrations.transformers.weights import (
-    meta_model,
     staying,
     store_for,
     weight_bytes,
@@ -67,9 +68,9 @@ class RunPlaces:
 
 
 def check_before_loading(
-    request: GenerateRun, places: RunPlaces, part: RankPart, ids: torch.Tensor
+    request: GenerateRun, model: Any, places: RunPlaces, part: RankPart, ids: torch.Tensor
 ) -> None:
-    """All that can be known without the weights, of the rows that this process generates.
+    """All that a model without its weights tells of the rows that this process generates.
 
     Raises
     ------
@@ -80,8 +81,8 @@ def check_before_loading(
     rows, prompt_len = ids.shape
     if not prompt_len:
         raise ConfigError("--prompts: the tokenizer makes no token of any of them")
-    model = meta_model(request.model, request.dtype, request.attention)
     check_conventions(model)
+    check_windows(ModelFiles.at(request.model).described_in, text_config(model))
     check_rows(places.rows_at_once, places.store, model, streamed=True)  # it loads to host memory
     part.check(model)
     config, device = text_config(model), places.device

@@ -15,9 +15,13 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.model_folder import base_of_adapter
 from cxl_offload.integrations.transformers.bitsandbytes_weights import PACKAGE as BITSANDBYTES
+from cxl_offload.integrations.transformers.config_checks import (
+    check_sizes,
+    described_by,
+)
 from cxl_offload.integrations.transformers.int4_checkpoints import METHODS as INT4_METHODS
 from cxl_offload.integrations.transformers.int4_checkpoints import as_ours
-from cxl_offload.integrations.transformers.read_errors import UNREADABLE, first_line, unreadable
+from cxl_offload.integrations.transformers.read_errors import UNREADABLE, first_line
 
 GGUF = ".gguf"
 
@@ -70,6 +74,11 @@ class ModelFiles:
         """What the user named."""
         return self.folder / (self.gguf_file or "")
 
+    @property
+    def described_in(self) -> Path:
+        """The file that says what the model is."""
+        return self.folder / (self.gguf_file or "config.json")
+
     def options(self) -> dict[str, Any]:
         """What every ``from_pretrained`` is told, beside the folder."""
         options: dict[str, Any] = {"local_files_only": True}
@@ -83,7 +92,8 @@ class ModelFiles:
         ConfigError
             One line: not readable, or quantized in a way that transformers cannot load here.
         """
-        with unreadable(self.path):
+        check_sizes(self.described_in)
+        with described_by(self.described_in):
             config = AutoConfig.from_pretrained(self.folder, **self.options())
         given = getattr(config, "quantization_config", None)
         if isinstance(given, dict) and given.get("quant_method") in INT4_METHODS:

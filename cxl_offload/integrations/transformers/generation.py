@@ -42,7 +42,7 @@ from cxl_offload.integrations.transformers.run_checks import (
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.token_clock import TokenClock
 from cxl_offload.integrations.transformers.tuning import ModelTuning
-from cxl_offload.integrations.transformers.weights import store_for
+from cxl_offload.integrations.transformers.weights import meta_model, store_for
 from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.objects.placement_rows import placement_rows
@@ -139,8 +139,8 @@ class GenerateRun:
         ConfigError
             It is a type that nothing is kept as.
         """
-        planned = "" if self.plan is None else self.plan.kv_dtype
-        return kept_as(self.kv_dtype or planned or None)
+        planned = None if self.plan is None else self.plan.kv_dtype or None
+        return kept_as(planned if self.kv_dtype is None else self.kv_dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +280,7 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     policies = chosen_policies(split.on_host, session, on_accelerator=device is not None)
     check_whole_sequences(request, policies)
     check_checkpoint(request.model)
+    described = meta_model(request.model, request.dtype, request.attention)
     inputs, tokenizer = tokenized(Path(request.tokenizer or request.model), request.prompts)
     mine = part.rows(inputs["input_ids"].shape[0])
     inputs = {name: given[mine] for name, given in inputs.items()}
@@ -294,7 +295,7 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
         kv_there=there,
         rows_at_once=rows_at_once,
     )
-    check_before_loading(request, places, part, inputs["input_ids"])
+    check_before_loading(request, described, places, part, inputs["input_ids"])
     tuning = request.tuning.checked(session, store, part)
     started = time.perf_counter()
     model = load(

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.model_folder import base_of_adapter
 from cxl_offload.integrations.transformers.checkpoint import GGUF, ModelFiles
+from cxl_offload.integrations.transformers.config_checks import warnings_kept
 from cxl_offload.integrations.transformers.read_errors import UNREADABLE, first_line
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -30,9 +31,10 @@ def tokenized(folder: Path, prompts: Sequence[str]) -> tuple[Any, Any]:
         folder = base
     found = ModelFiles.at(folder) if folder.suffix == GGUF else ModelFiles(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            found.folder, padding_side="left", **found.options()
-        )
+        with warnings_kept(told=False):  # of the model, and told when that was made
+            tokenizer = AutoTokenizer.from_pretrained(
+                found.folder, padding_side="left", **found.options()
+            )
     except UNREADABLE as error:
         if (folder / "config.json").is_file():
             found.config()  # where that is wrong, it is no fault of the tokenizer

@@ -53,13 +53,8 @@ def unreadable(path: Path) -> Iterator[None]:
 @contextmanager
 def unloadable(path: Path) -> Iterator[None]:
     """:func:`unreadable` of a model's weights, without transformers' report of many lines."""
-    held = _WarningsKept()
-    wanted = _LOADER.level
-    # An error is in a warning. A level of its own is set only where warnings are off: with one the
-    # loader says of every layer that no rank has a part of it.
-    if not _LOADER.isEnabledFor(logging.WARNING):
-        _LOADER.setLevel(logging.WARNING)
-    _LOADER.addFilter(held)
+    held = KeptWarnings(_LOADER)
+    held.begin()
     try:
         with unreadable(path):
             yield
@@ -72,29 +67,42 @@ def unloadable(path: Path) -> Iterator[None]:
             raise ConfigError(f"{path}: {said}") from error
         raise
     else:
-        _LOADER.removeFilter(held)
-        _LOADER.setLevel(wanted)
+        held.end()
         held.tell()
     finally:
-        _LOADER.removeFilter(held)
-        _LOADER.setLevel(wanted)
+        held.end()
 
 
-class _WarningsKept(logging.Filter):
-    """Keeps warnings back until it is known that they are not of an error."""
+class KeptWarnings(logging.Filter):
+    """Keeps a logger's warnings back until it is known that they are not of an error."""
 
-    def __init__(self) -> None:
+    def __init__(self, logger: logging.Logger) -> None:
         super().__init__()
+        self._logger, self._wanted = logger, logger.level
         self._records: list[logging.LogRecord] = []
+
+    def begin(self) -> None:
+        """Keep them back from now on."""
+        # An error is in a warning. A level of its own is set only where warnings are off: with one
+        # the loader says of every layer that no rank has a part of it.
+        if not self._logger.isEnabledFor(logging.WARNING):
+            self._logger.setLevel(logging.WARNING)
+        self._logger.addFilter(self)
+
+    def end(self) -> None:
+        """Let new ones pass; more than once is as once."""
+        self._logger.removeFilter(self)
+        self._logger.setLevel(self._wanted)
 
     def filter(self, record: logging.LogRecord) -> bool:
         self._records.append(record)
         return False
 
     def tell(self) -> None:
+        """Say what was kept back, as far as the logger says such."""
         for record in self._records:
-            if _LOADER.isEnabledFor(record.levelno):
-                _LOADER.handle(record)
+            if self._logger.isEnabledFor(record.levelno):
+                self._logger.handle(record)
 
     def first(self, word: str) -> str | None:
         """The first line with a word, without its colours."""
@@ -111,7 +119,8 @@ def first_line(error: BaseException) -> str:
     if not lines:
         return type(error).__name__
     if isinstance(error, KeyError):
-        return f"has no {lines[0]}"
+        said = str(error.args[0])
+        return said if " " in said else f"has no {lines[0]}"
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 

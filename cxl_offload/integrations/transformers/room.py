@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import mmap
+import threading
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -58,11 +59,20 @@ class RowPart:
         return self.end == self.total
 
 
-@dataclass(slots=True)
-class CurrentRows:
-    """The rows that a layer computes now; None: all of the batch."""
+class CurrentRows(threading.local):
+    """The rows that a layer computes now in this thread, since others may share the model.
 
-    part: RowPart | None = None
+    Attributes
+    ----------
+    part
+        None: all of the batch.
+    """
+
+    def __init__(self) -> None:
+        self.part: RowPart | None = None
+
+    def __deepcopy__(self, memo: object) -> CurrentRows:
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +169,7 @@ def kept_as(name: str | None) -> KeptAs:
             return dtype
     known = ", ".join(str(dtype).removeprefix("torch.") for dtype in SMALL_TYPES)
     raise ConfigError(
-        f"kv_dtype {name}: it is {known} or {CODES}; leave it out for the model's own"
+        f"kv_dtype {name or repr(name)}: it is {known} or {CODES}; leave it out for the model's own"
     )
 
 

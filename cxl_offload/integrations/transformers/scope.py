@@ -56,6 +56,7 @@ from cxl_offload.integrations.transformers.streamed_states import StateStream
 from cxl_offload.integrations.transformers.streamed_weights import WeightStream
 from cxl_offload.integrations.transformers.tuning import ModelTuning, TunedModel, refuse_copies
 from cxl_offload.integrations.transformers.weights import place_weights, store_for
+from cxl_offload.integrations.undisturbed import undisturbed
 from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.tune import Signal
@@ -310,8 +311,8 @@ class Offloaded:
                 self._reuse.take(self.model, stack)
             if "kv" in self.store.parts:
                 self._take_attention(stack)
-                take_part(self.model, self._attention)
                 stack.callback(take_part, self.model, None)
+                take_part(self.model, self._attention)
                 self._before_every_step(stack, cache_giver(self._kv))
                 self._patch_generate(stack)
             take_generate(self.model, stack)
@@ -328,9 +329,16 @@ class Offloaded:
     ) -> None:
         if error is not None:
             forget_locals(error)
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        try:
+            with undisturbed():
+                self._close()
+        finally:
+            self._close()  # Ctrl-C was faster
+
+    def _close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
 
     def _before_every_step(self, stack: contextlib.ExitStack, hook: Callable[..., Any]) -> None:
         removable = self.model.register_forward_pre_hook(hook, with_kwargs=True)
@@ -351,8 +359,8 @@ class Offloaded:
             )
             model.set_attn_implementation({key: name})
 
+        stack.callback(ask_for, before)  # before it is done, since Ctrl-C may come in between
         ask_for(registered_name(own_attention(model)))
-        stack.callback(ask_for, before)
 
     def _patch_generate(self, stack: contextlib.ExitStack) -> None:
         """Learn how many positions a cache will have; generate() has no hook that says so."""

@@ -21,6 +21,7 @@ from cxl_offload.integrations.transformers.bitsandbytes_weights import (
     share_codes,
 )
 from cxl_offload.integrations.transformers.checkpoint import ModelFiles
+from cxl_offload.integrations.transformers.config_checks import described_by, warnings_kept
 from cxl_offload.integrations.transformers.kinds import (
     EXPERTS,
     kind_of_weight,
@@ -28,7 +29,6 @@ from cxl_offload.integrations.transformers.kinds import (
 )
 from cxl_offload.integrations.transformers.layer_shares import LayerShares
 from cxl_offload.integrations.transformers.least_bytes import least_bytes
-from cxl_offload.integrations.transformers.read_errors import unreadable
 from cxl_offload.integrations.transformers.weight_files import FileWeights, folder_of
 from cxl_offload.integrations.transformers.weight_reads import filled
 from cxl_offload.memory import Policy, Session
@@ -292,12 +292,14 @@ def meta_model(
             raise ConfigError(f"dtype {dtype}: give auto or a type of torch, such as bfloat16")
         dtype = named
     found = ModelFiles.at(folder)
-    config = found.config()
     dtype = found.dtype(dtype)
     options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
-    with unreadable(found.path), torch.device("meta"):
-        chosen = config.dtype if dtype == "auto" else dtype
-        return AutoModelForCausalLM.from_config(config, dtype=chosen, **options)
+    said_in = found.described_in if attention is None else found.path
+    with warnings_kept():
+        config = found.config()
+        with described_by(said_in), torch.device("meta"):
+            chosen = config.dtype if dtype == "auto" else dtype
+            return AutoModelForCausalLM.from_config(config, dtype=chosen, **options)
 
 
 def weight_bytes(

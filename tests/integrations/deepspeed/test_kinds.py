@@ -95,3 +95,11 @@ def test_text_of_the_environment_is_kinds_one_policy_or_a_file(tmp_path: Path) -
     for wrong in ("exp_avg=", "exp_avg=cxl;exp_avg=ldram", "no/such/file", "cxl;ldram"):
         with pytest.raises(ConfigError):
             parse_request(wrong)
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_empty_text_of_a_caller_is_no_way_to_say_the_defaults(text: str) -> None:
+    """Of the environment it is: `cxl-offload run` without a plan leaves it so."""
+    with pytest.raises(ConfigError, match="is no plan and no policy; leave it out"):
+        kind_policies(text, MACHINE)
+    assert kind_policies(None, MACHINE).source == "defaults"

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cxl_offload import _C
 from cxl_offload.integrations import fit
+from cxl_offload.integrations.transformers import generation
+from cxl_offload.integrations.transformers.token_clock import TokenClock
+from cxl_offload.kept import kept_path
 from cxl_offload.memory import Session
 from cxl_offload.ops.measured_linear import MeasuredLinear
 from cxl_offload.topology import load_machine
@@ -221,3 +228,33 @@ def test_answers_and_report_are_not_lost_to_a_trace_that_cannot_be_written(
     assert "Answers" in said.out
     assert "Where the bytes are" in said.out
     assert json.loads(file.read_text())["gen_len"] == 2
+
+
+def test_sigterm_while_it_generates_gives_everything_back_in_one_line(
+    folder: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions: list[Session] = []
+    made = fit.session_on
+    monkeypatch.setattr(fit, "session_on", lambda *a: (sessions.append(made(*a)), sessions[0])[1])
+
+    class Ended(TokenClock):
+        def __call__(self, ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
+            if len(self.times) == 3:
+                assert sessions[0].stats().asked_bytes.current > 0
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().__call__(ids, scores, **more)
+
+    monkeypatch.setattr(generation, "TokenClock", Ended)
+    before = set(os.listdir("/dev/shm"))
+    places = ("--place", "weights=cxl", "--place", "kv=cxl", "--gen-len", "6")
+    assert run(command(folder, *places)) == 143
+    assert capsys.readouterr().err.splitlines()[-1] == "cxl-offload: ended by SIGTERM"
+    gc.collect()
+    assert sessions[0].stats().asked_bytes.current == 0
+    assert set(os.listdir("/dev/shm")) <= before
+    kept = ("--persist", name, "--persist-bytes", "1MiB")
+    assert run(command(folder, *places, *kept)) == 143
+    assert set(os.listdir("/dev/shm")) - before == {kept_path(name).name}
+    with monkeypatch.context() as whole:
+        whole.setattr(generation, "TokenClock", TokenClock)
+        assert run(command(folder, *places, *kept)) == 0

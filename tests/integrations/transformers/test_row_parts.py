@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any
 
 import pytest
@@ -155,3 +156,37 @@ def test_parts_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         offload(make("llama"), policies, rows_at_once=rows, session=session)
+
+
+def test_threads_compute_parts_of_their_own_batches(session: Session) -> None:
+    """One stands in the second part of its four rows while the other computes its three."""
+    model = make("llama")
+    batches = [prompts(rows=4), prompts(rows=3, length=33)]
+    expected = [generate(model, "sdpa", **each) for each in batches]
+    made: dict[int, torch.Tensor] = {}
+    halfway, other_is_done = threading.Event(), threading.Event()
+
+    def wait(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        if threading.current_thread().name != "0" or other_is_done.is_set():
+            return
+        if parts.append(given) or len(parts) == 2:
+            halfway.set()
+            other_is_done.wait(60)
+
+    def work(at: int) -> None:
+        if at:
+            halfway.wait(60)
+        made[at] = generate(model, **batches[at])
+        if at:
+            other_is_done.set()
+
+    parts: list[object] = []
+    with offload(model, CXL, rows_at_once=2, session=session):
+        hook = model.model.layers[0].self_attn.k_proj.register_forward_pre_hook(wait)
+        threads = [threading.Thread(target=work, args=(at,), name=str(at)) for at in (0, 1)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        hook.remove()
+    assert all(torch.equal(made[at], expected[at]) for at in (0, 1))

@@ -1,0 +1,164 @@
+"""Configurations of checkpoints that cannot be: one line with the file and the key, at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers import load
+from cxl_offload.integrations.transformers.config_checks import MOST_LAYERS
+
+from .commands import command, run
+from .models import make
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4}
+
+
+def changed(folder: Path, at: Path, **config: Any) -> Path:
+    """A copy of a checkpoint whose configuration says something else."""
+    shutil.copytree(folder, at)
+    said = json.loads((at / "config.json").read_text())
+    (at / "config.json").write_text(json.dumps({**said, **config}))
+    return at
+
+
+@pytest.fixture(scope="module")
+def experts(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of experts with the words and the prompts of ``folder``."""
+    made = tmp_path_factory.mktemp("experts")
+    make("qwen3-moe").save_pretrained(made)
+    PreTrainedTokenizerFast.from_pretrained(folder).save_pretrained(made)
+    shutil.copy(folder / "prompts.txt", made)
+    return made
+
+
+@pytest.fixture
+def nothing_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is built, were it without weights, fails the test."""
+    monkeypatch.setattr(
+        "transformers.AutoModelForCausalLM.from_config", lambda *_, **__: pytest.fail("was built")
+    )
+
+
+@pytest.fixture
+def warned() -> Iterator[list[str]]:
+    """What transformers warns of, which it writes past what pytest captures."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield said
+    logger.removeHandler(handler)
+
+
+def the_line(model: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says of a model that it refuses."""
+    capsys.readouterr()
+    assert run(command(model, "--place", "kv=cxl", "--gen-len", "2")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    start = f"cxl-offload: error: {model / 'config.json'}: "
+    assert line.startswith(start)
+    return line.removeprefix(start)
+
+
+@pytest.mark.usefixtures("nothing_built")
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("num_hidden_layers", -1, "must be at least 1, not -1"),
+        ("num_hidden_layers", 0, "must be at least 1, not 0"),
+        ("num_hidden_layers", 10**9, f"must be at most {MOST_LAYERS}, not 1000000000"),
+        ("num_attention_heads", 0, "must be at least 1, not 0"),
+        ("num_key_value_heads", 0, "must be at least 1, not 0"),
+        ("num_key_value_heads", 3, "4 heads of attention are no multiple of 3"),
+        ("head_dim", 0, "must be at least 1, not 0"),
+        ("head_dim", -4, "must be at least 1, not -4"),
+        ("vocab_size", 0, "must be at least 1, not 0"),
+        ("max_position_embeddings", -1, "must be at least 1, not -1"),
+        ("dtype", "float3", "'float3' is none that transformers knows"),
+    ],
+)
+def test_number_that_no_model_has_is_refused_before_anything_is_built(
+    key: str,
+    value: object,
+    said: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = changed(folder, tmp_path / "model", **{key: value})
+    assert the_line(model, capsys) == f"{key}: {said}"
+
+
+@pytest.mark.usefixtures("nothing_built")
+def test_widths_that_heads_do_not_divide_are_refused_before_anything_is_built(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = changed(folder, tmp_path / "model", hidden_size=63)
+    assert "(63) is not a multiple of the number of attention heads" in the_line(model, capsys)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"rope_parameters": {"rope_type": "banana"}}, "rope_parameters.rope_type: 'banana' is"),
+        ({"rope_scaling": {"type": "banana"}}, "rope_scaling.type: 'banana' is none"),
+        ({"hidden_act": "mish-mash"}, "hidden_act: 'mish-mash' is none that transformers knows"),
+        ({"rope_parameters": YARN}, "Missing required keys in `rope_parameters`"),
+    ],
+)
+def test_name_that_transformers_does_not_know_is_named_with_its_key(
+    config: dict[str, Any],
+    said: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    warned: list[str],
+) -> None:
+    line = the_line(changed(folder, tmp_path / "model", **config), capsys)
+    assert line.startswith(said)
+    assert not warned  # the error says it
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok: must be at least 1 and at most the 4"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok: must be at least 1 and at most the 4"),
+        ({"num_local_experts": -1}, "num_local_experts: must be at least 0, not -1"),
+        ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window: must be at least 1"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step: must be at least 1, not 0"),
+    ],
+)
+def test_experts_and_windows_that_cannot_be_are_refused(
+    config: dict[str, Any],
+    said: str,
+    experts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = the_line(changed(experts, tmp_path / "model", **config), capsys)
+    assert line.startswith(said)
+
+
+def test_configuration_of_a_part_is_named_with_the_part(folder: Path, tmp_path: Path) -> None:
+    model = changed(folder, tmp_path / "model", text_config={"num_hidden_layers": -1})
+    with pytest.raises(ConfigError, match=r"config\.json: text_config\.num_hidden_layers: must be"):
+        load(model, {"kv": "first-touch"})
+
+
+def test_what_transformers_warns_of_is_told_where_nothing_is_wrong(
+    folder: Path, tmp_path: Path, warned: list[str]
+) -> None:
+    model = changed(folder, tmp_path / "model", bos_token_id=999)
+    assert run(command(model, "--place", "kv=cxl", "--gen-len", "2")) == 0
+    assert [said for said in warned if "bos_token_id must be" in said]
