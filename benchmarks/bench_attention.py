@@ -66,6 +66,11 @@ class Inputs:
     small: dict[str, tuple[Cache, Cache]]
 
     @property
+    def group(self) -> int:
+        """Heads of q that share a head of the caches."""
+        return self.q.shape[1] // self.k.shape[1]
+
+    @property
     def nbytes(self) -> int:
         return 2 * self.k.numel() * self.k.element_size()
 
@@ -77,13 +82,14 @@ class Inputs:
 
 
 def make_inputs(args: argparse.Namespace, dtype: torch.dtype) -> Inputs:
-    shape = (args.batch, args.heads, args.seq, args.dim)
+    heads = args.kv_heads
+    shape = (args.batch, heads, args.seq, args.dim)
     source = torch.Generator().manual_seed(0)
     caches = []
     for _ in "kv":
         cache = cxl_offload.empty(shape, dtype=dtype, pages="thp").normal_(generator=source)
         turned = cxl_offload.empty(
-            (args.seq, args.batch * args.heads, args.dim), dtype=dtype, pages="thp"
+            (args.seq, args.batch * heads, args.dim), dtype=dtype, pages="thp"
         )
         from_flexgen(turned, args.batch).copy_(cache)
         caches.append((cache, turned))
@@ -127,9 +133,9 @@ def contenders(
     asked = args.peers or PEERS
     if SDPA in asked:
         made[SDPA] = lambda: scaled_dot_product_attention(
-            inputs.q.unsqueeze(2), inputs.k, inputs.v
+            inputs.q.unsqueeze(2), inputs.k, inputs.v, enable_gqa=inputs.group > 1
         ).squeeze(2)
-    if FLEXGEN in asked:
+    if FLEXGEN in asked and inputs.group == 1:  # which has no heads that share a cache
         made[FLEXGEN] = flexgen_path(inputs)
     others, left_out = peers_of(asked, inputs.q, inputs.k, inputs.v, args.threads)
     made |= others
@@ -143,9 +149,14 @@ def contenders(
 
 def check(name: str, attend: Attend, inputs: Inputs) -> None:
     """The last heads of the last sequence against float64."""
-    found = attend()[-1, -CHECKED_HEADS:].double()
-    q = inputs.q[-1, -CHECKED_HEADS:].double()
-    k, v = (worth(cache, CHECKED_HEADS) for cache in inputs.small.get(name, (inputs.k, inputs.v)))
+    group = inputs.group
+    caches = max(1, CHECKED_HEADS // group)
+    found = attend()[-1, -caches * group :].double()
+    q = inputs.q[-1, -caches * group :].double()
+    k, v = (
+        worth(cache, caches).repeat_interleave(group, dim=0)
+        for cache in inputs.small.get(name, (inputs.k, inputs.v))
+    )
     weights = (torch.einsum("hd,hsd->hs", q, k) * q.shape[1] ** -0.5).softmax(dim=1)
     expected = torch.einsum("hs,hsd->hd", weights, v)
     off = float((found - expected).abs().max())
@@ -226,6 +237,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, help="of the caches; default: as many as --heads")
     parser.add_argument("--seq", type=int, default=2048)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["bf16", "fp16"])
@@ -234,7 +246,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(_C.allowed_cpus()))
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.kv_heads = args.kv_heads or args.heads
+    if args.heads % args.kv_heads:
+        parser.error(f"--heads {args.heads}: no multiple of --kv-heads {args.kv_heads}")
+    return args
 
 
 def main() -> int:
@@ -248,9 +264,8 @@ def main() -> int:
     torch.set_num_threads(args.threads)
     machine = describe_machine()
     print(f"measured, {args.clock} clock: {machine['processor']}, {args.threads} threads, ", end="")
-    print(
-        f"{args.batch} x {args.heads} heads x {args.seq} x {args.dim}, commit {machine['commit']}"
-    )
+    heads = f"{args.heads} heads ({args.kv_heads} of K and V)"
+    print(f"{args.batch} x {heads} x {args.seq} x {args.dim}, commit {machine['commit']}")
     cases, missing = {}, {}
     for name in args.dtypes:
         inputs = make_inputs(args, DTYPES[name])

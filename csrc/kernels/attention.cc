@@ -112,13 +112,15 @@ class Run {
   void read_queries() {
     const size_t count = static_cast<size_t>(a_.q.shape[0] * heads_);
     q_.resize(count * padded_);
-    for (size_t query = 0; query < count; ++query) {
-      const double scale = a_.scale * scale_of_head(a_.k_scales, kv_head(query)) * unit();
-      for (size_t i = 0; i < dim_; ++i) {
-        const double value = read_number(a_.q.data, a_.q.dtype, query * dim_ + i);
-        q_[query * padded_ + places_[i]] = static_cast<float>(value * scale);
+    visit_numbers(a_.q.data, a_.q.dtype, [&](const auto* from) {
+      for (size_t query = 0; query < count; ++query) {
+        const double scale = a_.scale * scale_of_head(a_.k_scales, kv_head(query)) * unit();
+        float* to = q_.data() + query * padded_;
+        for (size_t i = 0; i < dim_; ++i, ++from) {
+          to[places_[i]] = static_cast<float>(static_cast<double>(to_float(*from)) * scale);
+        }
       }
-    }
+    });
   }
 
   // The factor that turns a number of K or V, as a pass reads it, into its value.
@@ -232,7 +234,7 @@ class Run {
     const size_t queries = static_cast<size_t>(parts.heads) * group_;
     const auto first =
         static_cast<size_t>(parts.batch * heads_) + static_cast<size_t>(parts.head) * group_;
-    std::vector<double> sums(dim_);
+    std::vector<double> sums(padded_);
     for (size_t i = 0; i < queries; ++i)
       merge_query(first + i, parts.place + i, queries, parts, sums);
   }
@@ -257,11 +259,11 @@ class Run {
       const double weight = std::exp(static_cast<double>(most_[part]) - most);
       total += weight * total_[part];
       const float* from = sums_.get() + part * padded_;
-      for (size_t i = 0; i < dim_; ++i) sums[i] += weight * from[sum_places_[i]];
+      for (size_t i = 0; i < padded_; ++i) sums[i] += weight * from[i];
     }
     const double scale = scale_of_head(a_.v_scales, kv_head(query)) * unit() / total;
     for (size_t i = 0; i < dim_; ++i) {
-      const double value = total == 0 ? 0 : sums[i] * scale;
+      const double value = total == 0 ? 0 : sums[sum_places_[i]] * scale;
       write_number(a_.out.data, a_.out.dtype, query * dim_ + i, static_cast<float>(value));
     }
     if (a_.log_sum_exp == nullptr) return;

@@ -10,11 +10,14 @@
 
 namespace cxl_offload::kernels {
 
-// Reads a number of any type that write_number() can write.
-inline float read_number(const std::byte* data, Dtype dtype, size_t index) {
-  if (dtype == Dtype::kBfloat16) return to_float(reinterpret_cast<const Bf16*>(data)[index]);
-  if (dtype == Dtype::kFloat16) return to_float(reinterpret_cast<const F16*>(data)[index]);
-  return reinterpret_cast<const float*>(data)[index];
+inline float to_float(float value) { return value; }
+
+// Calls visit(numbers) with numbers of any type that write_number() can write.
+template <class Visit>
+void visit_numbers(const std::byte* data, Dtype dtype, const Visit& visit) {
+  if (dtype == Dtype::kBfloat16) return visit(reinterpret_cast<const Bf16*>(data));
+  if (dtype == Dtype::kFloat16) return visit(reinterpret_cast<const F16*>(data));
+  visit(reinterpret_cast<const float*>(data));
 }
 
 inline void write_number(std::byte* data, Dtype dtype, size_t index, float value) {
