@@ -194,6 +194,7 @@ RENAMED = {
         "cxl_offload.objects.kind_store.MemorySource"
     ),
     "cxl_offload.integrations.vllm.weight_kinds": "cxl_offload.objects.weight_kinds",
+    "cxl_offload.plan.fleet.wave": "cxl_offload.validation.wave",
     "cxl_offload.integrations.flexgen.Session": "cxl_offload.integrations.flexgen.LoadedModel",
     "cxl_offload.integrations.flexgen.sizes.Sizes": (
         "cxl_offload.integrations.flexgen.sizes.RunSizes"
@@ -203,8 +204,7 @@ RENAMED = {
         "cxl_offload.integrations.flexgen.LoadedModel"
     ),
 }
-"""Old dotted name to new, which may have moved again; what begins with an old name and a dot
-follows it."""
+"""Old dotted name to new, which may have moved again; names inside of an old one follow it."""
 
 _REACH = "give Cache the bytes by node; Machine.node(...).llc_bytes is the size of a cache"
 _PLAN_IS_EXECUTED = "a plan is executed as data: cxl-offload flexgen --plan"

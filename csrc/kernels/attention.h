@@ -69,7 +69,7 @@ struct Attention {
   // where nobody wants it.
   float* log_sum_exp = nullptr;
 
-  // Whether a query may see other positions than the next one of its head does.
+  // Whether the queries of a head see different positions.
   bool limits_queries() const { return queries > 1 && causal; }
   // Whether the score of a row depends on its position.
   bool needs_positions() const { return bias.data != nullptr || limits_queries(); }

@@ -80,7 +80,7 @@ struct WholeWeights {
   }
 
   alignas(kLineBytes) int8_t digits[kMost * kGroups * 4];
-  float unit;   // what 1 is worth
+  float unit;   // a weight is this times its whole number
   bool finite;  // if false, the rest has no meaning
   __m512 lows;  // the sum of weights times lows
 };

@@ -2,8 +2,7 @@
 // file inside of an unnamed namespace, after vector/avx512.inc.h.
 
 constexpr size_t kBf16Lanes = 32;
-// A code is read as a number that is greater by this. A shift then turns the bits of the code into
-// a bfloat16.
+// Code c is read as the number c + 16, because a shift turns its bits into that bfloat16.
 constexpr float kCodeOffset = 16;
 
 struct Codes {};  // two 4-bit codes a byte

@@ -46,11 +46,11 @@ struct Step {
 // Whether strips of R outputs read at least as many bytes of weights as of x with tiles of M rows.
 // `line` columns have 64 bytes of weights, and a number of x has `x_bytes` bytes.
 //
-// Such strips are spread over the outputs: the first output of each strip follows the first one of
-// the strip before, and so do the others. So each of R streams reads one row of weights after the
-// other, and the hardware's prefetchers go on from row to row. The weights are prefetched into the
-// first cache. In other strips x fills that cache; their outputs are neighbours, and their weights
-// are prefetched into the second cache.
+// Such strips are spread over the outputs. Output r of a strip is the one after output r of the
+// strip before. So each of R streams reads one row of weights after the other, and the hardware's
+// prefetchers go on from row to row. The weights are prefetched into the first cache. In other
+// strips x fills that cache; their outputs are neighbours, and their weights are prefetched into
+// the second cache.
 template <size_t M, size_t R>
 constexpr bool is_spread(size_t line, size_t x_bytes) {
   return M * x_bytes * line <= R * kLineBytes;

@@ -178,8 +178,8 @@ void start_listening() {
 
 enum class Answer { kThere, kPoisoned, kGone };
 
-// Asks the kernel for pages. What it has no pages for is there as far as this can tell, unless a
-// file or device has to have them.
+// Asks the kernel for pages. Where the kernel has none, they count as there: it makes them at the
+// first touch. Only pages of a file or device count as gone.
 Answer ask(std::span<std::byte> pages) {
   if (madvise(pages.data(), pages.size(), kPopulateRead) == 0) return Answer::kThere;
   if (errno == EHWPOISON) return Answer::kPoisoned;
@@ -257,7 +257,7 @@ std::vector<std::span<std::byte>> find_lost_pages(std::span<std::byte> range, si
     const auto part = range.subspan(at, bytes);
     const Answer answer = ask(part);
     if (answer == Answer::kGone) {
-      // All of it, and not replaced: as much memory of a node as a device had may not be there.
+      // All of it is lost. It is not replaced by memory of a node, which may not have as much.
       record_loss(range.subspan(at), LossKind::kGone);
       lost.push_back(range.subspan(at));
       break;

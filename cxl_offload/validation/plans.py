@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cxl_offload.plan.fleet.wave import serve_wave
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan
@@ -22,6 +21,7 @@ from cxl_offload.topology import load_machine
 from cxl_offload.units import GIB
 from cxl_offload.validation.answers import Answer, PublicModel, machine_name
 from cxl_offload.validation.inputs import Inputs
+from cxl_offload.validation.wave import serve_wave
 
 EXECUTORS = ("flexgen", "flexgen-stock", "transformers", "vllm", "deepspeed")
 METRICS = (

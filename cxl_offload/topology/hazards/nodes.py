@@ -123,9 +123,9 @@ def _full_fast_node(scene: Scene) -> Iterator[Hazard]:
             f"node {node.id} (tier ldram) has {format_bytes(node.free_bytes)} of "
             f"{format_bytes(node.capacity_bytes)} free"
             + (f", and {format_bytes(cached)} of page cache" if cached else ""),
-            "what is hot no longer fits the fast tier: preferred policies spill to slower nodes, "
-            "bind is refused; where it is page cache, other allocators are passed to slower nodes "
-            "although the cache could be dropped",
+            "what is used most no longer fits the fast tier: preferred policies spill to slower "
+            "nodes, bind is refused; where it is page cache, other allocators are passed to slower "
+            "nodes although the cache could be dropped",
             "sync; echo 1 | sudo tee /proc/sys/vm/drop_caches"
             if mostly_cache
             else f"numastat -m; end or move what fills node {node.id}",

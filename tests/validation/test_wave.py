@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cxl_offload.plan.fleet.wave import serve_wave, spread_lengths
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
 from cxl_offload.topology import load_machine
+from cxl_offload.validation.wave import serve_wave, spread_lengths
 
 
 def request(**extra: Any) -> VllmRequest:

@@ -1,4 +1,4 @@
-"""Some requests that all come at once, until the last has ended: how serving is often measured."""
+"""Some requests that all come at once, until the last has ended: how papers measure serving."""
 
 from __future__ import annotations
 
