@@ -20,8 +20,8 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.files import shown
 from cxl_offload.integrations.transformers.read_errors import KeptWarnings, unreadable
 
-MOST_LAYERS = 4096
-"""Of a model: twenty times what the deepest ones have, and built without weights in seconds."""
+MOST_LAYERS = 2000
+"""Of a model: ten times what the deepest ones have, and built without weights in seconds."""
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
