@@ -15,7 +15,8 @@ Beside them, the same cache in 8-bit floats and in 4-bit codes: their share of t
 fewer bytes, and what they are to be compared with is this package on the uncompressed cache. Every
 contender is first compared with float64 on a few heads; then they take turns in a rotating order.
 Reported are medians in GB/s of KV, the share of the bound, the speed-up over the peers, and 95 %
-bootstrap intervals of the paired ratios. All figures are measured.
+bootstrap intervals of the paired ratios. All figures are measured. At the end stand the bars
+(bars.py), which the lower ends of the intervals have to reach.
 
 On a machine that is busy with other work `--clock cpu` takes CPU seconds a thread instead of wall
 time, which leaves out the time in which others had the CPUs but not what they took of the memory's
@@ -39,6 +40,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import cxl_offload
 from benchmarks.attention_peers import MODULES, peers_of, tolerance
+from benchmarks.bars import bars_of, print_bars
 from benchmarks.compressed_caches import Cache, cache_bytes, fewer_bits, worth
 from benchmarks.measurements import describe_machine, paired_ratio, write_json
 from cxl_offload import _C
@@ -277,12 +279,13 @@ def main() -> int:
         missing[name] = left_out
     loads = machine["load_average"], os.getloadavg()
     print(f"\nload average {loads[0][0]:.1f} before, {loads[1][0]:.1f} after")
+    settings = {key: str(value) for key, value in vars(args).items()}
+    document: dict[str, Any] = {"kind": "measured", "machine": machine, "settings": settings}
+    document |= {"cases": cases, "peers": args.peers, "left_out": missing, "load_after": loads[1]}
+    good = print_bars([*bars_of("attention", document)])
     if args.json:
-        settings = {key: str(value) for key, value in vars(args).items()}
-        document = {"kind": "measured", "machine": machine, "settings": settings, "cases": cases}
-        about = {"peers": args.peers, "left_out": missing, "load_after": loads[1]}
-        write_json(args.json, document | about)
-    return 0
+        write_json(args.json, document)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ computing it (skipped_prompt.py): only their decoding is timed.
     python -m benchmarks.bench_flexgen [--grid] [--neighbour] [--rounds N] [--json FILE]
 
 `--grid` runs the four ways at 1, 4, 8 and 32 rows of 32, 128 and 512 tokens instead: the first bar
-is 0.98 of stock in every case. It takes about an hour. `--neighbour` also measures every case
-beside a process that keeps a CPU and the memory busy (neighbour.py), in every round once: it tells
-how much stock loses by it, and how much this package.
+is 0.98 of stock in every case, by the lower end of its interval. It takes about an hour.
+`--neighbour` also measures every case beside a process that keeps a CPU and the memory busy
+(neighbour.py), in every round once: it tells how much stock loses by it, and how much this package.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ package with x in the weights' type (``--x`` where that is no float type of 16 b
 torch's linear where torch multiplies that type. Every contender is first compared with float64;
 then they take turns in a rotating order. Reported are medians in GB/s of weights, the share of the
 bound, the speed-up over torch, and 95 % bootstrap intervals of the paired ratios. All figures are
-measured.
+measured. At the end stand the bars (bars.py), which the lower ends of the intervals have to reach.
 
 On a machine that is busy with other work `--clock cpu` takes CPU seconds a thread instead of wall
 time, which leaves out the time in which others had the CPUs but not what they took of the memory's
@@ -33,6 +33,7 @@ import torch
 from torch.nn import functional
 
 import cxl_offload
+from benchmarks.bars import bars_of, print_bars
 from benchmarks.measurements import describe_machine, paired_ratio, write_json
 from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight, int4_quantized
@@ -238,11 +239,12 @@ def main() -> int:
         del layers
     loads = machine["load_average"], os.getloadavg()
     print(f"\nload average {loads[0][0]:.1f} before, {loads[1][0]:.1f} after")
+    settings = {key: str(value) for key, value in vars(args).items()}
+    document = {"kind": "measured", "machine": machine, "settings": settings, "cases": cases}
+    good = print_bars([*bars_of("linear", document)])
     if args.json:
-        settings = {key: str(value) for key, value in vars(args).items()}
-        document = {"kind": "measured", "machine": machine, "settings": settings, "cases": cases}
         write_json(args.json, {**document, "load_after": loads[1]})
-    return 0
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ parameters and gradients, two states of a byte), this package with states of 8 b
 DeepSpeedCPUAdam with float32 states, torchao's and bitsandbytes' AdamW8bit, each where it is
 installed and runs on this CPU; who does not is named. Reported are medians, the share of the bound,
 and how much faster this package's 8-bit step is, with 95 % bootstrap intervals over the rounds. All
-figures are measured; samples in which others used the CPUs are taken again.
+figures are measured; samples in which others used the CPUs are taken again. At the end stand the
+bars (bars.py), which the lower ends of the intervals have to reach.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 
 import cxl_offload
+from benchmarks.bars import bars_of, print_bars
 from benchmarks.bench_adam import SETTINGS, Sampler, Step, interval, timed, whole_lines
 from benchmarks.measurements import commit, processor
 from cxl_offload import _C
@@ -134,12 +136,13 @@ def main() -> int:
             f"({low:.2f} .. {high:.2f}) times as fast"
         )
     print(f"{sampler.rejected} samples rejected because of other work, {sampler.loud} kept")
+    report = {"kind": "measured", "cpu": processor(), "commit": commit(), "numel": args.numel}
+    report |= {"threads": args.threads, "bytes": BYTES, "samples_s": samples}
+    report |= {"of_bound": share, "times_as_fast": faster}
+    good = print_bars([*bars_of("states", report)])
     if args.json:
-        report = {"kind": "measured", "cpu": processor(), "commit": commit(), "numel": args.numel}
-        report |= {"threads": args.threads, "bytes": BYTES, "samples_s": samples}
-        report |= {"of_bound": share, "times_as_fast": faster}
         args.json.write_text(json.dumps(report, indent=1))
-    return 0
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ Run it with the Python of an environment that has vLLM (``make test-vllm`` makes
     .venv-vllm/bin/python -m benchmarks.bench_vllm_kv [--rounds N] [--json FILE] [--plot FILE]
 
 ``--grid`` runs prompts that never come back instead: 1, 4, 8 and 32 at once, of 32, 128 and
-512 tokens; the bar is 0.98 of no offload in every case. ``--neighbour`` also runs every load beside
-a process that keeps a CPU and the memory busy (neighbour.py), in every round once, and tells how
-much throughput is lost without offload and with.
+512 tokens; the bar is 0.98 of no offload in every case. Bars are judged by the lower ends of the
+intervals. ``--neighbour`` also runs every load beside a process that keeps a CPU and the memory
+busy (neighbour.py), in every round once, and tells how much throughput is lost without offload and
+with.
 ``--plot`` needs matplotlib; ``--from FILE`` draws and prints what an earlier run wrote.
 """
 

@@ -17,8 +17,8 @@ optimizer. ``--clock cpu`` compares CPU seconds a thread where a machine is neve
 indication, not the bar's.
 
 `--grid` trains on micro-batches of 1, 4, 8 and 32 sequences of 32, 128 and 512 tokens instead, with
-the same engines and without the bound: the bar is 0.98 of stock's whole step in every case. Losses
-are compared at every size, so no sample is taken again there.
+the same engines and without the bound: the bar is 0.98 of stock's whole step in every case, at the
+lower end too. Losses are compared at every size, so no sample is taken again there.
 
 `--neighbour` takes every sample also beside a process that keeps a CPU and the memory busy
 (neighbour.py), in every round once, and tells how much stock loses by it, and how much this

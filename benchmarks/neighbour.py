@@ -157,19 +157,23 @@ def falls_of(stock: Mapping[str, Sequence[float]], ours: Mapping[str, Sequence[f
 
 
 def falls_table(found: Mapping[str, Falls]) -> str:
-    """A line for each case, with medians and 95 % intervals; what misses a bar is marked."""
+    """A line for each case, with medians and 95 % intervals.
+
+    What does not reach a bar with the lower end of its interval is marked.
+    """
     width = max(len(case) for case in found) + 2
     head = (f"this over stock, {QUIET}", f"{BESIDE}", "stock's fall over this one's")
     lines = [" " * width + "".join(f"{each:>32}" for each in head)]
     for case, each in found.items():
         bars = ((each.quiet, BAR_RATIO), (each.beside, BAR_RATIO), (each.falls, BAR_FALLS))
         cells = [
-            f"{'' if ratio.median >= bar else '! '}{ratio.median:.2f} "
+            f"{'' if ratio.low >= bar else '! '}{ratio.median:.2f} "
             f"({ratio.low:.2f} to {ratio.high:.2f})"
             for ratio, bar in bars
         ]
         lines.append(f"{case:{width}}" + "".join(f"{cell:>32}" for cell in cells))
-    lines.append(f"! below its bar: {BAR_RATIO} of stock, {BAR_FALLS} of stock's own fall")
+    told = f"{BAR_RATIO} of stock, {BAR_FALLS} of stock's own fall"
+    lines.append(f"! its lower end is below the bar: {told}")
     return "\n".join(lines)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 Document = Mapping[str, Any]
 
+UNCOMPRESSED = "its own uncompressed cache"
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -36,7 +38,7 @@ class Row:
     @property
     def of_bound(self) -> bool:
         """Whether it stands beside a bound, a prediction or the best of itself, and no peer."""
-        return self.beside.endswith(("bound", "prediction", "of the grid"))
+        return self.beside.endswith(("bound", "prediction", "of the grid", UNCOMPRESSED))
 
     @property
     def slower(self) -> bool:
@@ -128,12 +130,17 @@ def _states(document: Document) -> Iterator[Row]:
 
 
 def _attention(document: Document) -> Iterator[Row]:
-    """A run of some peers only (``--peers``) says nothing of the bound: the whole run has."""
+    """A run of some peers only (``--peers``) says nothing of the bound: the whole run has.
+
+    A cache in fewer bits also stands beside the same one in all of them, in the same layout.
+    """
     for dtype, rows in document["cases"].items():
         for name, found in rows.items():
             if name.startswith("this"):
                 if not document.get("peers"):
                     yield _row("attention", f"{dtype}: {name}", "read bound", found["of_bound"])
+                if "over_ours" in found:
+                    yield _row("attention", f"{dtype}: {name}", UNCOMPRESSED, found["over_ours"])
             elif name != "read bound" and "ours_over_it" in found:
                 yield _row("attention", dtype, name, found["ours_over_it"])
 

@@ -4,9 +4,10 @@
         [--only NAME ...] [--quick] [--patience MINUTES]
 
 A benchmark runs in a process of its own. Before it the machine has to be quiet for a few seconds;
-where it is not within ``--patience`` the benchmark runs all the same, and the tables name it. What
-is slower than a peer stands first. Everything is measured. ``--page`` writes the tables of a page
-anew; with ``--from`` nothing is run. vLLM's environment is ``.venv-vllm`` beside the clone's own.
+where it is not within ``--patience`` the benchmark runs all the same, and the tables name it, as
+they name what was not run. What is slower than a peer stands first. Everything is measured.
+``--page`` writes the tables of a page anew; with ``--from`` nothing is run. vLLM's environment is
+``.venv-vllm`` beside the clone's own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,6 +35,10 @@ PEERS = (
     *("torch", "transformers", "accelerate", "llama-cpp-python", "deepspeed", "vllm"),
     *("torchao", "bitsandbytes", "numpy"),
 )
+VLLM_ENVIRONMENT = ".venv-vllm"
+ELSEWHERE = {"vllm": VLLM_ENVIRONMENT}
+"""Peers that run in an environment of their own: its version is the one that counts."""
+
 QUIET_S = 3.0
 QUIET_SHARE = 0.02
 """Of one CPU: what others may use while the machine counts as quiet."""
@@ -47,6 +52,11 @@ class Benchmark:
     options: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()
     environment: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name, with the options that every run of it has."""
+        return " ".join((self.name, *self.options))
 
     def command(self, *, quick: bool, result: Path) -> list[str]:
         python = ROOT / self.environment / "bin" / "python" if self.environment else sys.executable
@@ -62,13 +72,13 @@ BENCHMARKS = (
     Benchmark("adam", quick=("--rounds", "7")),
     Benchmark("states", ("--numel", "50e6"), ("--rounds", "7")),
     Benchmark("attention", quick=("--rounds", "7")),
-    Benchmark("attention", ("--peers", "vLLM"), ("--rounds", "7"), environment=".venv-vllm"),
+    Benchmark("attention", ("--peers", "vLLM"), ("--rounds", "7"), environment=VLLM_ENVIRONMENT),
     Benchmark("linear", quick=("--rounds", "5")),
     Benchmark("copy", quick=("--largest", "256MiB")),
     Benchmark("load", quick=("--gib", "1", "--rounds", "3")),
     Benchmark("prediction", quick=("--quick",)),
     Benchmark("plan", ("--measured",), ("--quick",)),
-    Benchmark("vllm_kv", quick=("--rounds", "2", "--restarts", "1"), environment=".venv-vllm"),
+    Benchmark("vllm_kv", quick=("--rounds", "2", "--restarts", "1"), environment=VLLM_ENVIRONMENT),
 )
 
 
@@ -121,7 +131,28 @@ def versions() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
+    for name, environment in ELSEWHERE.items():
+        told = version_elsewhere(name, environment)
+        if told:
+            found[name] = told
     return found
+
+
+def version_elsewhere(name: str, environment: str) -> str:
+    """Of a package in an environment beside this one; empty where one of them is not there."""
+    python = ROOT / environment / "bin" / "python"
+    asked = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+    if not python.exists():
+        return ""
+    command = [str(python), "-c", asked, name]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def label_of(run: Mapping[str, Any]) -> str:
+    """Which of the benchmarks a run is: two of one name differ by options."""
+    told = [each for each in BENCHMARKS if each.name == run["benchmark"]]
+    of_this = [each for each in told if [*each.options] == run["options"][: len(each.options)]]
+    return max((each.label for each in of_this), key=len, default=run["benchmark"])
 
 
 def tables(document: Mapping[str, Any]) -> dict[str, str]:
@@ -129,7 +160,8 @@ def tables(document: Mapping[str, Any]) -> dict[str, str]:
     rows = [Row(**row) for each in document["runs"] for row in each["rows"]]
     order = sorted(rows, key=lambda row: (row.of_bound, row.ratio))
     slower = [row for row in order if row.slower]
-    machine = document["machine"]
+    runs, machine = document["runs"], document["machine"]
+    made = {label_of(run) for run in runs}
     facts = {
         "date": machine["date"][:10],
         "commit": machine["commit"],
@@ -137,8 +169,11 @@ def tables(document: Mapping[str, Any]) -> dict[str, str]:
         "kernel": machine["kernel"],
         "versions": ", ".join(f"{name} {each}" for name, each in document["versions"].items()),
         "rounds": "few (`--quick`)" if document["quick"] else "all",
-        "not quiet before": ", ".join(_named(document["runs"], "quiet_before", False)) or "none",
-        "without figures": ", ".join(_named(document["runs"], "rows", [])) or "none",
+        "run": _told(label_of(run) for run in runs),
+        "not run": _told(each.label for each in BENCHMARKS if each.label not in made),
+        "not quiet before": _told(_named(runs, "quiet_before", False)),
+        "status other than 0": _told(label_of(run) for run in runs if run["status"] != 0),
+        "run, but without figures": _told(_named(runs, "rows", [])),
     }
     head = ["benchmark", "case", "beside", "this package over it", "95 % interval"]
     none = "No row is slower than its peer.\n"
@@ -150,7 +185,11 @@ def tables(document: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _named(runs: Sequence[Mapping[str, Any]], key: str, value: object) -> list[str]:
-    return [run["benchmark"] for run in runs if run[key] == value]
+    return [label_of(run) for run in runs if run[key] == value]
+
+
+def _told(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _cells(row: Row) -> list[str]:

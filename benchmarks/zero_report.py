@@ -47,17 +47,18 @@ def show(
 def show_grid(
     cells: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], *, clock: str
 ) -> bool:
-    """Prints the ratios of every size; whether no step is slower than the bar."""
+    """Prints the ratios of every size; whether every step's lower end reaches the bar."""
     how = "measured" if clock == "wall" else "measured, CPU seconds a thread"
     print(f"\n{'sequences x tokens':20s}{'':20s}  speedup over stock: {', '.join(PARTS)} ({how})")
     good = True
     for cell, table in cells.items():
         for name in (each for each in table if each != STOCK):
-            whole = paired_ratio(table[STOCK]["step"], table[name]["step"]).median
+            whole = paired_ratio(table[STOCK]["step"], table[name]["step"]).low
             good &= whole >= BAR_CELL
             mark = "" if whole >= BAR_CELL else f"  below {BAR_CELL}"
             print(f"{cell:20s}{name:20s}  {_ratios(table, name)}{mark}")
-    print(f"  bar: whole step {BAR_CELL} x stock in every case: {'met' if good else 'MISSED'}")
+    verdict = "met" if good else "MISSED"
+    print(f"  bar: whole step {BAR_CELL} x stock by the lower end in every case: {verdict}")
     return good
 
 

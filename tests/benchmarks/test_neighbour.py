@@ -154,6 +154,17 @@ def test_table_marks_what_misses_its_bar() -> None:
     assert "!" not in second
 
 
+def test_what_misses_a_bar_is_judged_by_the_lower_end() -> None:
+    stock = {QUIET: [1.0] * 8, BESIDE: [1.0] * 8}
+    ours = {QUIET: [0.9] * 5 + [1.5] * 3, BESIDE: [0.9] * 8}
+    found = falls_of(stock, ours)
+    assert found.quiet.median > 1 > found.quiet.low
+    _, line, bars = falls_table({"a case": found}).splitlines()
+    assert line.count("!") == 1
+    assert f"! {found.quiet.median:.2f}" in line
+    assert "lower end" in bars
+
+
 @pytest.mark.parametrize(
     ("benchmark", "others"),
     [

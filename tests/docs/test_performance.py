@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +108,80 @@ def test_a_benchmark_without_figures_and_a_busy_machine_are_named(document: Any)
     changed["runs"][0]["rows"] = []
     changed["runs"][1]["quiet_before"] = False
     told = run_all.tables(changed)["run"]
-    assert f"| without figures | {changed['runs'][0]['benchmark']} |" in told
+    assert f"| run, but without figures | {changed['runs'][0]['benchmark']} |" in told
     busy = next(line for line in told.splitlines() if line.startswith("| not quiet before"))
     assert changed["runs"][1]["benchmark"] in busy
+
+
+def line_of(document: Any, key: str) -> list[str]:
+    """The names that the table of the run has beside a key."""
+    told = run_all.tables(document)["run"]
+    line = next(line for line in told.splitlines() if line.startswith(f"| {key} |"))
+    return line.split("|")[2].strip().split(", ")
+
+
+def test_benchmarks_that_are_not_in_the_run_are_named(document: Any) -> None:
+    run, not_run = line_of(document, "run"), line_of(document, "not run")
+    assert run == ["linear", "copy"]
+    assert not {*run} & {*not_run}
+    assert {*run, *not_run} == {each.label for each in run_all.BENCHMARKS}
+    assert len(run) + len(not_run) == len(run_all.BENCHMARKS)
+
+
+def test_a_benchmark_of_one_name_does_not_stand_for_the_other(document: Any) -> None:
+    document["runs"][1] |= {"benchmark": "attention", "options": ["--rounds", "7"]}
+    assert "attention --peers vLLM" in line_of(document, "not run")
+    document["runs"][1]["options"] = ["--peers", "vLLM", "--rounds", "7"]
+    assert "attention --peers vLLM" in line_of(document, "run")
+    assert "attention" in line_of(document, "not run")
+
+
+def test_a_run_of_all_benchmarks_says_that_none_is_missing(document: Any) -> None:
+    document["runs"] = [
+        {**document["runs"][0], "benchmark": each.name, "options": [*each.options, *each.quick]}
+        for each in run_all.BENCHMARKS
+    ]
+    assert line_of(document, "not run") == ["none"]
+
+
+def test_a_benchmark_that_missed_a_bar_is_named(document: Any) -> None:
+    assert line_of(document, "status other than 0") == ["none"]
+    document["runs"][0]["status"] = 1
+    assert line_of(document, "status other than 0") == ["linear"]
+
+
+def with_metadata(folder: Path, number: str) -> None:
+    about = folder / f"vllm-{number}.dist-info" / "METADATA"
+    about.parent.mkdir(parents=True)
+    about.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {number}\n")
+
+
+def test_the_version_of_vllm_is_that_of_its_own_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run_all, "ROOT", tmp_path)
+    with_metadata(tmp_path / "here", "1.2.3")
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    assert run_all.versions()["vllm"] == "1.2.3"
+    with_metadata(tmp_path / "there", "98.7")
+    python = tmp_path / ".venv-vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "there"} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    found = run_all.versions()
+    assert found["vllm"] == "98.7"
+    assert found["torch"] == version("torch")
+
+
+def test_no_version_of_vllm_is_told_where_its_environment_is_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run_all, "ROOT", tmp_path)
+    python = tmp_path / ".venv-vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    assert run_all.version_elsewhere("vllm", ".venv-vllm") == ""
 
 
 def test_waiting_for_quiet_ends_when_others_never_stop(monkeypatch: pytest.MonkeyPatch) -> None:

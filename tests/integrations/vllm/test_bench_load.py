@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,9 @@ from benchmarks.grid import CELLS, LENGTHS, ROWS
 from benchmarks.vllm_cases import (
     BLOCK_TOKENS,
     GRID,
+    KEPT,
     LOADS,
+    NEVER,
     NONE,
     ONE,
     REUSE,
@@ -89,11 +92,34 @@ def test_servers_of_the_grid_hold_its_largest_cell_and_compare_more_than_that() 
         assert compared.working_set_tokens > 1.5 * setting.cache_tokens
 
 
-def test_a_cell_below_its_bar_is_named() -> None:
-    def ratio(median: float) -> dict[str, dict[str, float]]:
-        return {"throughput_ratio": {"median": median}}
+def ratio(low: float, median: float = 1.0) -> dict[str, Any]:
+    return {"throughput_ratio": {"median": median, "low": low, "high": 3.0}}
 
+
+def test_a_cell_whose_interval_begins_below_its_bar_is_named() -> None:
     cells = {"1 x 32": {NONE: ratio(1), ONE: ratio(0.98)}, "8 x 32": {ONE: ratio(0.97)}}
     assert bars_missed({"results": cells}) == [
-        "8 x 32, one tier: 0.97 of no offload, the bar is 0.98"
+        "8 x 32, one tier, over no offload: 1.00 (0.97-3.00), the bar is 0.98 by the lower end"
     ]
+
+
+def test_bars_of_both_loads_are_judged_by_the_lower_end() -> None:
+    def document(below: float) -> dict[str, Any]:
+        kept = ratio(1.5 - below, 2.0)
+        kept["over_two_tiers"] = ratio(0.97 - below)["throughput_ratio"]
+        copies = [
+            {"of_this_load": here, "ratio": ratio(low)["throughput_ratio"]}
+            for here, low in ((True, 0.8 - below), (False, 0.1))
+        ]
+        loads = {REUSE: {NONE: ratio(1), KEPT: kept}, NEVER: {ONE: ratio(0.98 - below)}}
+        return {"results": loads, "copies": copies}
+
+    assert bars_missed(document(0.0)) == []
+    missed = bars_missed(document(0.01))
+    assert [line.partition(":")[0] for line in missed] == [
+        f"{KEPT}, throughput over no offload",
+        f"{KEPT}, over two tiers",
+        f"{ONE}, over no offload for {NEVER}",
+        "copy worker, over memcpy",
+    ]
+    assert "2.00 (1.49-3.00), the bar is 1.5" in missed[0]
