@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GgufConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GgufConfig,
+    PreTrainedModel,
+)
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
 
 from cxl_offload.errors import ConfigError
@@ -131,6 +137,13 @@ class ModelFiles:
         raise ConfigError(
             f"{self.path} is quantized by {method}, which transformers cannot load here: {why}"
         )
+
+
+def auto_class(config: Any) -> Any:
+    """Who makes the model of a configuration: also a decoder inside of one that sees."""
+    sees = type(config) in AutoModelForImageTextToText._model_mapping
+    is_text = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
 
 
 def _method(config: Any) -> str:

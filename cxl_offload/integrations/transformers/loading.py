@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, core_model_loading
+from transformers import PreTrainedModel, core_model_loading
 from transformers.distributed import DistributedConfig
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.bitsandbytes_weights import is_of_bitsandbytes, settle
-from cxl_offload.integrations.transformers.checkpoint import ModelFiles
+from cxl_offload.integrations.transformers.checkpoint import ModelFiles, auto_class
 from cxl_offload.integrations.transformers.in_place import made_in_place
 from cxl_offload.integrations.transformers.kinds import chosen_policies, kind_of_weight
 from cxl_offload.integrations.transformers.layer_shares import split_shares
@@ -113,7 +113,7 @@ def load(
     files = FileWeights(found.folder)
     loading = _Loading(store, files)
     with _one_load, _setting_in(loading), unloadable(found.path):
-        model, said = AutoModelForCausalLM.from_pretrained(
+        model, said = auto_class(config).from_pretrained(
             found.folder, dtype=found.dtype(dtype), output_loading_info=True, **options
         )
         _refuse_missing(found.path, said["missing_keys"])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Shard
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.bitsandbytes_weights import (
@@ -20,7 +20,7 @@ from cxl_offload.integrations.transformers.bitsandbytes_weights import (
     settle_layers,
     share_codes,
 )
-from cxl_offload.integrations.transformers.checkpoint import ModelFiles
+from cxl_offload.integrations.transformers.checkpoint import ModelFiles, auto_class
 from cxl_offload.integrations.transformers.config_checks import described_by, warnings_kept
 from cxl_offload.integrations.transformers.kinds import (
     EXPERTS,
@@ -299,7 +299,7 @@ def meta_model(
         config = found.config()
         with described_by(said_in), torch.device("meta"):
             chosen = config.dtype if dtype == "auto" else dtype
-            return AutoModelForCausalLM.from_config(config, dtype=chosen, **options)
+            return auto_class(config).from_config(config, dtype=chosen, **options)
 
 
 def weight_bytes(

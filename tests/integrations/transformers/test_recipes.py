@@ -116,9 +116,12 @@ def _trained(folder: Path, session: Session | None) -> list[float]:
         trainer.train()
     else:
         handle = offload_optimizer(optimizer, "bind:2", session=session)
-        with offload_activations("bind:2", session=session):
+        states = 2 * 4 * sum(weight.numel() for weight in model.parameters())
+        with offload_activations("bind:2", min_bytes=1, session=session) as activations:
             trainer.train()
-        assert session.stats().nodes[2].peak_bytes > 0
+        assert activations.use.copies > 0
+        assert activations.use.copied_bytes > activations.use.copies  # not scalars alone
+        assert session.stats().nodes[2].peak_bytes > states  # the optimizer has no more of its own
         handle.remove()
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
