@@ -15,20 +15,22 @@ and what stands beside each other takes turns:
 - *load, drive*: the same after the files are dropped from the page cache. The bound is the drive:
   reads past the page cache by as many threads.
 
-The parts of a load are in the JSON: what fault-in took, what reading took, and the rest, most of
-which is transformers' own.
+The parts of this package's loads are printed and in the JSON: seconds of calls that make memory and
+fault it in, of calls that fill it from the files, and the rest, most of which is transformers' own.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import gc
 import mmap
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,13 +45,15 @@ from benchmarks.large_checkpoint import LARGE, make_checkpoint
 from benchmarks.markdown_tables import markdown_table
 from benchmarks.measurements import describe_machine, paired_ratio, write_json
 from cxl_offload import Session
-from cxl_offload.integrations.transformers import load
+from cxl_offload.integrations.transformers import load, weights
 from cxl_offload.memory import Pages
 
 _READ_BYTES = 8 << 20
 _PAGES: dict[Pages, int] = {"base": mmap.MADV_NOHUGEPAGE, "thp": mmap.MADV_HUGEPAGE}
 
 Seconds = dict[str, list[float]]
+
+FAULT_IN, READING, REST = PARTS = ("fault-in", "reading", "rest")
 
 
 def on_all_cpus(work: Callable[[int], None], count: int) -> float:
@@ -138,15 +142,42 @@ def stock(folder: Path) -> float:
     return time.perf_counter() - begin
 
 
+@contextlib.contextmanager
+def calls_timed() -> Iterator[dict[str, float]]:
+    """Seconds of the calls in a block that make memory, and of those that fill it with weights."""
+    spent = {FAULT_IN: 0.0, READING: 0.0}
+
+    def timed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def run(*args: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return call(*args, **options)
+            finally:
+                spent[part] += time.perf_counter() - begin
+
+        return run
+
+    loading: Any = weights  # which imports what it calls
+    allocate, filled = Session.allocate, loading.filled
+    Session.allocate = timed(FAULT_IN, allocate)  # type: ignore[method-assign]
+    loading.filled = timed(READING, filled)
+    try:
+        yield spent
+    finally:
+        Session.allocate, loading.filled = allocate, filled  # type: ignore[method-assign]
+
+
 def ours(folder: Path, parts: list[dict[str, float]]) -> float:
     session = Session.linux()
-    begin = time.perf_counter()
-    model = load(folder, {"weights": "bind:0"}, session=session)
-    took = time.perf_counter() - begin
+    with calls_timed() as spent:
+        begin = time.perf_counter()
+        model = load(folder, {"weights": "bind:0"}, session=session)
+        took = time.perf_counter() - begin
     del model
     gc.collect()
     session.trim()
-    parts.append({"seconds": took})
+    parts.append(spent | {REST: took - sum(spent.values()), "seconds": took})
     return took
 
 
@@ -225,6 +256,24 @@ def printed(rows: Sequence[dict[str, Any]]) -> str:
     return markdown_table(head, cells)
 
 
+def printed_parts(rows: Sequence[dict[str, Any]]) -> str:
+    """Medians of the parts of every load, and their shares of it."""
+    cells = []
+    for row in rows:
+        if "parts" in row:
+            taken = {name: [each[name] for each in row["parts"]] for name in (*PARTS, "seconds")}
+            middles = {name: statistics.median(each) for name, each in taken.items()}
+            told = [f"{middles[name]:.3f} s ({_share(taken, name):.0%})" for name in PARTS]
+            cells.append([row["case"], f"{middles['seconds']:.3f} s", *told])
+    return markdown_table(["case", "this package", *PARTS], cells)
+
+
+def _share(taken: Seconds, name: str) -> float:
+    """The median over the rounds of a part's share of its load."""
+    pairs = zip(taken[name], taken["seconds"], strict=True)
+    return statistics.median(part / whole for part, whole in pairs)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--gib", type=float, default=2.0, help="of weights")
@@ -240,6 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for drive in (False, True):
             rows += bench_load(folder, nbytes, args.rounds, drive=drive)
     print(printed(rows))
+    print(printed_parts(rows))
     if args.json:
         document = {"machine": describe_machine(), "kind": "measured", "rows": rows}
         write_json(args.json, document)
