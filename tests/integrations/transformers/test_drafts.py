@@ -1,0 +1,95 @@
+"""Drafted tokens and drawn ones: from the prompt, from a smaller model, and into a fixed cache."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from cxl_offload.integrations.transformers import offload
+from cxl_offload.memory import Session
+
+from .models import ALIKE, generate, make, prompts
+
+CXL = {"kv": "bind:2"}
+FAMILIES = ("opt", "qwen2", "qwen3", "phi", "mixtral", "qwen2-moe", "qwen3-moe")
+DRAWN: dict[str, Any] = {"do_sample": True, "top_p": 0.95, "temperature": 0.8}
+
+
+def one_row() -> dict[str, torch.Tensor]:
+    """A prompt that says everything twice, so that its tokens can be looked up in it."""
+    ids = prompts()["input_ids"][2:3]
+    twice = torch.cat([ids[:, :10], ids[:, :10]], dim=1)
+    return {"input_ids": twice, "attention_mask": torch.ones_like(twice)}
+
+
+def asked_in_prompt() -> dict[str, Any]:
+    """Without a penalty of repetition the model says the same again, which the look-up finds."""
+    return {**one_row(), "repetition_penalty": 1.0, "max_new_tokens": 24}
+
+
+@pytest.mark.parametrize("family", ALIKE)
+def test_tokens_looked_up_in_the_prompt_are_those_of_the_model_alone(
+    family: str, session: Session
+) -> None:
+    model = make(family)
+    alone = generate(model, "sdpa", **asked_in_prompt())
+    looked_up = {**asked_in_prompt(), "prompt_lookup_num_tokens": 3}
+    assert torch.equal(generate(model, "sdpa", **looked_up), alone)
+    with offload(model, CXL, session=session) as done:
+        tokens = generate(model, **looked_up)
+    layers = model.config.num_hidden_layers
+    assert torch.equal(tokens, alone)
+    assert done.calls.several >= layers  # several candidates at once
+    assert done.calls.prompt == layers
+    assert not done.calls.own
+
+
+def erring(model: PreTrainedModel) -> PreTrainedModel:
+    """A smaller model's part: right at times, and never sure."""
+    assistant = copy.deepcopy(model)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weight in assistant.parameters():
+            weight.add_(0.004 * torch.randn_like(weight))
+    assistant.generation_config.assistant_confidence_threshold = 0
+    return assistant
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_of_an_assistant_are_those_of_the_model_alone(family: str, session: Session) -> None:
+    model = make(family)
+    assistant = erring(model)
+    alone = generate(model, "sdpa", **one_row())
+    assert torch.equal(generate(model, **one_row(), assistant_model=assistant), alone)
+    with (
+        offload(model, CXL, session=session) as done,
+        offload(assistant, {"kv": "bind:1"}, session=session) as helped,
+    ):
+        tokens = generate(model, **one_row(), assistant_model=assistant)
+        assert session.stats().nodes[1].peak_bytes > 0
+    layers = model.config.num_hidden_layers
+    assert torch.equal(tokens, alone)
+    assert done.calls.several >= layers
+    assert done.calls.prompt == layers
+    assert not done.calls.own
+    assert helped.calls.kernel > 0
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("family", ["opt", "llama", "mistral", "gemma3", "mixtral"])
+def test_drawn_tokens_are_those_that_stock_draws(family: str, cache: str, session: Session) -> None:
+    model, options = make(family), {**DRAWN, "cache_implementation": cache}
+    torch.manual_seed(7)
+    stock = generate(model, "sdpa", **options)
+    other = generate(model, **options)
+    torch.manual_seed(7)
+    with offload(model, CXL, session=session) as done:
+        tokens = generate(model, **options)
+    assert torch.equal(tokens, stock)
+    assert not torch.equal(other, stock)  # they are drawn
+    assert done.calls.kernel == 9 * model.config.num_hidden_layers
+    assert not done.calls.own
