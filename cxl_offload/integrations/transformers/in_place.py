@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -21,6 +23,9 @@ from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 from cxl_offload.errors import ConfigError
 
 _DECOMPRESSED = "compressed_tensors.compressors.model_compressors.model_compressor"
+_CONVERT = ["self", "layer_name", "model", "config", "hf_quantizer", "loading_info"]
+_READ = ["self", "checkpoint_file", "model"]
+_log = logging.getLogger(__name__)
 
 
 class Places(Protocol):
@@ -39,19 +44,31 @@ class Places(Protocol):
 def made_in_place(places: Places) -> Iterator[None]:
     """In the block transformers loads with weights put together in their places."""
     with contextlib.ExitStack() as stack:
-        _replace(stack, core_model_loading.WeightConverter, "convert", _stacking(places))
-        _replace(stack, GgufHfQuantizer, "get_state_dict", _reading(places))
+        _replace(stack, core_model_loading.WeightConverter, "convert", _CONVERT, _stacking(places))
+        _replace(stack, GgufHfQuantizer, "get_state_dict", _READ, _reading(places))
         with contextlib.suppress(ImportError):
             compressor = importlib.import_module(_DECOMPRESSED)
-            _replace(stack, compressor, "decompress_module", _decompressing(places))
+            _replace(stack, compressor, "decompress_module", ["module"], _decompressing(places))
         yield
 
 
-def _replace(stack: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
+def _replace(
+    stack: contextlib.ExitStack, owner: Any, name: str, parameters: list[str], new: Any
+) -> None:
+    """Until the stack ends; what is not there, or begins with other parameters, is left alone."""
     stock = getattr(owner, name, None)
-    if stock is not None:
-        setattr(owner, name, new(stock))
-        stack.callback(setattr, owner, name, stock)
+    found = [] if stock is None else list(inspect.signature(stock).parameters)
+    if found[: len(parameters)] != parameters:
+        _log.warning(
+            "%s.%s(%s) is not there, so weights that it makes are in ordinary memory first, and "
+            "then moved; it is in transformers 5.19 and compressed-tensors 0.20",
+            getattr(owner, "__name__", owner),
+            name,
+            ", ".join(parameters),
+        )
+        return
+    setattr(owner, name, new(stock))
+    stack.callback(setattr, owner, name, stock)
 
 
 def _stacking(places: Places) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
