@@ -7,12 +7,10 @@ not by the package, and computes attention densely over all positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -108,17 +106,6 @@ class Oracle:
         return (scores.softmax(dim=-1)[..., :count] @ values).transpose(1, 2)
 
 
-@pytest.fixture
-def attention() -> Iterator[None]:
-    """What is registered in a test is as before after it."""
-    names = ("cxl_offload_sdpa", "cxl_offload_eager")
-    before = {name: ALL_ATTENTION_FUNCTIONS[name] for name in names}
-    yield
-    for name, computes in before.items():
-        AttentionInterface.register(name, computes)
-
-
-@pytest.mark.usefixtures("attention")
 @pytest.mark.parametrize("kept", ROUNDED, ids=str)
 @pytest.mark.parametrize(
     "family", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt-oss", "gpt2"]
@@ -148,7 +135,7 @@ def test_every_step_attends_to_what_the_documents_say_is_kept(
             oracle.look(query, out[0], **{**named, "sliding_window": window})
             return out
 
-        AttentionInterface.register(name, looked_at)
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, name, looked_at)
         model.generate(**given, max_new_tokens=NEW, do_sample=False)
         assert not done.calls.own
     assert len(oracle.errors) == (NEW - 1) * model.config.num_hidden_layers
