@@ -72,7 +72,7 @@ def linear(
         of bfloat16) or in tiles (of float16 too). They take subnormal numbers of bfloat16 for zero,
         and tiles make NaN of an infinity of float16. Empty: the best that this processor has at one
         row. So 4-bit codes and weights of float16 are multiplied in vectors, while tiles are faster
-        from some four (codes) or eight rows on.
+        for more rows (docs/linear.md).
 
     Returns
     -------

@@ -92,16 +92,21 @@ ALIKE = tuple(name for name in FAMILIES if name not in ONLY_EAGER)
 
 
 def make(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model whose attention matters: wide weights make it choose, not average."""
+    """A model whose attention matters: see :func:`choosing`."""
     torch.manual_seed(3)
-    model = FAMILIES[family]().eval()
+    return choosing(FAMILIES[family]()).to(dtype)
+
+
+def choosing(model: PreTrainedModel) -> PreTrainedModel:
+    """Wide weights make its attention choose, not average; generation does not end early."""
+    model.eval()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.mul_(4)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
-    return model.to(dtype)
+    return model
 
 
 def prompts(rows: int = 4, length: int = 20) -> dict[str, torch.Tensor]:

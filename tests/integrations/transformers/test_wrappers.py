@@ -19,7 +19,7 @@ from transformers import (
 from cxl_offload.integrations.transformers import load, offload
 from cxl_offload.memory import Session
 
-from .models import PAD, VOCAB, WINDOW, generate
+from .models import PAD, VOCAB, WINDOW, choosing, generate
 
 POLICIES = {"kv": "bind:2", "weights": "bind:1"}
 IMAGE = 250
@@ -57,14 +57,7 @@ WRAPPERS = {"gemma3": gemma3, "llava of mistral": llava}
 
 def make(wrapper: str) -> PreTrainedModel:
     torch.manual_seed(3)
-    model = WRAPPERS[wrapper]().eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.mul_(4)
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = PAD
-    return model
+    return choosing(WRAPPERS[wrapper]())
 
 
 def attentions(model: PreTrainedModel) -> list[str]:
