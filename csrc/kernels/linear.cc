@@ -98,8 +98,8 @@ class LinearRun {
     const size_t bytes = std::clamp(total / (slots * kUnitsPerThread), kFewestBytes, kUnitBytes);
     const size_t wanted = std::min({bytes / std::max(row_bytes_, size_t{1}),
                                     kMostSums / std::max(padded_rows_, size_t{1}),
-                                    round_up(outputs_, kLinearOutputs)});
-    const size_t each = std::max(wanted / kLinearOutputs, size_t{1}) * kLinearOutputs;
+                                    round_up(outputs_, kernel_.outputs)});
+    const size_t each = std::max(wanted / kernel_.outputs, size_t{1}) * kernel_.outputs;
     sums_.resize(slots * padded_rows_ * each);
     tables_.resize(slots * tables_each());
     std::vector<Outputs> units;

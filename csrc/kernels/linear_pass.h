@@ -80,6 +80,7 @@ struct LinearKernel {
   void (*multiply)(const LinearPanel& panel);
   void (*finish)(const LinearResult& result);
   size_t (*tile_of)(size_t rows);
+  size_t outputs = kLinearOutputs;  // a thread takes a multiple of so many at a time
 };
 
 // Returns the kernel of an instruction set that this build has, for weights of a type.

@@ -10,7 +10,6 @@
 // Numbers of float16 are sums of two parts (F16Parts). The products of the parts of a weight and of
 // a number of x are added to the same sum.
 
-constexpr size_t kTileOutputs = 16;
 constexpr size_t kTileBytes = 64;  // the bytes of a row of a tile
 
 // The compilers' intrinsics do not say that they read and write memory.
@@ -231,14 +230,70 @@ CXL_OFFLOAD_VECTOR void add_converted(const LinearPanel& panel, const TilePlace&
   add_block<W, G, N, X>(blocks[slot], rows, at, [] {});
 }
 
+// Prefetches the tiles that are multiplied two steps of columns later, some lines before each
+// product. Products of two tiles of x take so long that the processor does not reach the loads of
+// the next columns in time, and its prefetchers follow fewer rows than two tiles of weights have.
+template <size_t G, size_t N, size_t X>
+class TilesAhead {
+ public:
+  CXL_OFFLOAD_VECTOR TilesAhead(const LinearPanel& panel, const TilePlace& place,
+                                const TileRows& rows)
+      : from_(panel.weight + place.output * panel.weight_step),
+        step_(panel.weight_step),
+        width_(panel.width * sizeof(Bf16)),
+        rows_(rows) {}
+
+  // The columns that are multiplied next begin at `at`. After the last columns of these outputs
+  // come the first ones of the next outputs.
+  CXL_OFFLOAD_VECTOR void begin(size_t at) {
+    const size_t offset = (at + kColumns) * sizeof(Bf16);
+    weights_ = offset < width_ ? from_ + offset : from_ + kOutputs * step_ + (offset - width_);
+    x_ = reinterpret_cast<const std::byte*>(rows_.x + (at + kColumns) * rows_.tile);
+    product_ = 0;
+  }
+
+  CXL_OFFLOAD_VECTOR void operator()() {
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kOutputs / kProducts; ++i, weights_ += step_) prefetch(weights_);
+    const size_t tile = product_ / G;
+    const std::byte* x = x_ + (tile / N * rows_.part + tile % N * rows_.next) * sizeof(Bf16) +
+                         product_ % G * kLines * kLineBytes;
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kLines; ++i) prefetch(x + i * kLineBytes);
+    ++product_;
+  }
+
+ private:
+  static constexpr size_t kColumns = 2 * kBf16Lanes;
+  static constexpr size_t kOutputs = G * kTileOutputs;
+  static constexpr size_t kProducts = G * N * X;
+  static constexpr size_t kLines = kTileOutputs / G;  // of a tile of x
+
+  CXL_OFFLOAD_VECTOR static void prefetch(const std::byte* line) {
+    _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+  }
+
+  const std::byte* from_;
+  const size_t step_;
+  const size_t width_;
+  const TileRows& rows_;
+  const std::byte* weights_ = nullptr;
+  const std::byte* x_ = nullptr;
+  size_t product_ = 0;
+};
+
 // Adds the products of all columns of a strip of bfloat16, which tiles read where it lies.
 template <size_t G, size_t N, size_t X>
 CXL_OFFLOAD_VECTOR void add_in_place(const LinearPanel& panel, const TilePlace& place) {
   const TileRows rows(panel, place.row);
   const std::byte* from = panel.weight + place.output * panel.weight_step;
   const size_t whole = panel.width / kBf16Lanes * kBf16Lanes;
+  [[maybe_unused]] TilesAhead<G, N, X> ahead(panel, place, rows);
   for (size_t at = 0; at < whole; at += kBf16Lanes) {
-    add_products<G, N, X>(from + at * sizeof(Bf16), panel.weight_step, rows, at, [] {});
+    if constexpr (N == 2) ahead.begin(at);
+    add_products<G, N, X>(from + at * sizeof(Bf16), panel.weight_step, rows, at, [&] {
+      if constexpr (N == 2) ahead();
+    });
   }
   if (whole == panel.width) return;
   // Nothing beyond a row of weights is read, and x is zero there.
@@ -298,72 +353,6 @@ void multiply(const LinearPanel& panel) {
   });
 }
 
-// Writes two columns of each row of a tile, then the next two columns of each.
-inline void pair_rows(const Bf16* from, size_t step, size_t rows, size_t pairs, Bf16* to) {
-  const auto height = static_cast<int32_t>(step / 2);
-  const __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i places = _mm512_mullo_epi32(index, _mm512_set1_epi32(height));
-  const auto there = static_cast<__mmask16>((1U << rows) - 1);
-  for (size_t at = 0; at < pairs; ++at) {
-    const __m512i pair = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), there, places,
-                                                     from + 2 * at, sizeof(int32_t));
-    _mm512_mask_storeu_epi32(to + 2 * at * rows, there, pair);
-  }
-}
-
-// Writes the upper and the lower parts of numbers of float16.
-inline void take_parts(const F16* from, size_t width, Bf16* upper, Bf16* lower) {
-  for (size_t at = 0; at < width; at += kTileOutputs) {
-    const auto there =
-        static_cast<__mmask16>((1U << std::min(width - at, size_t{kTileOutputs})) - 1);
-    const F16Parts parts(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, from + at)));
-    const auto put = [&](__m512i numbers, Bf16* to) {
-      _mm256_mask_storeu_epi16(to + at, there,
-                               _mm512_cvtepi32_epi16(_mm512_srli_epi32(numbers, 16)));
-    };
-    put(parts.upper, upper);
-    put(parts.lower, lower);
-  }
-}
-
-// Arranges the X parts of a row. The second is written `step` numbers after the first.
-template <class W, size_t X>
-void arrange_row(const std::byte* from, size_t width, Bf16* parts, Bf16* to, size_t step) {
-  if constexpr (X == 1) {
-    prepare_row<W>(from, width, to);
-  } else {
-    take_parts(reinterpret_cast<const F16*>(from), width, parts, parts + width);
-    for (size_t part = 0; part < X; ++part) {
-      prepare_row<W>(reinterpret_cast<const std::byte*>(parts + part * width), width,
-                     to + part * step);
-    }
-  }
-}
-
-template <class W, size_t X>
-void prepare(const LinearInput& input) {
-  const size_t width = round_up(input.width, kLinearPad);
-  const size_t step = input.tile * width;
-  const auto parts = std::make_unique_for_overwrite<Bf16[]>(X * width);
-  // A tile of a single row needs no other order.
-  const auto rows = std::make_unique<Bf16[]>(input.tile == 1 ? 0 : X * step);
-  for (size_t row = 0; row < input.rows; row += input.tile) {
-    Bf16* to = reinterpret_cast<Bf16*>(input.to + row * input.to_step);
-    const size_t count = std::min(input.tile, input.rows - row);
-    for (size_t i = 0; i < count; ++i) {
-      const std::byte* from = input.x + static_cast<ptrdiff_t>(row + i) * input.x_step;
-      Bf16* arranged = input.tile == 1 ? to : rows.get() + i * width;
-      arrange_row<W, X>(from, input.width, parts.get(), arranged, step);
-    }
-    if (input.tile == 1) continue;
-    for (size_t part = 0; part < X; ++part) {
-      Bf16* tile = rows.get() + part * step;
-      std::fill(tile + count * width, tile + step, Bf16{});
-      pair_rows(tile, width, input.tile, width / 2, to + part * step);
-    }
-  }
-}
-
 // Returns how many rows a tile has. All tiles then have about as many.
 inline size_t tile_of(size_t rows) {
   const size_t tiles = (rows + kTileOutputs - 1) / kTileOutputs;
@@ -373,6 +362,7 @@ inline size_t tile_of(size_t rows) {
 template <class W>
 LinearKernel kernel_of(Dtype x, Dtype weight) {
   const auto finish = linear_kernel_avx512(weight).finish;
-  if (x == Dtype::kFloat16) return {prepare<W, 2>, multiply<W, 2>, finish, tile_of};
-  return {prepare<W, 1>, multiply<W, 1>, finish, tile_of};
+  if (x == Dtype::kFloat16)
+    return {prepare<W, 2>, multiply<W, 2>, finish, tile_of, 2 * kTileOutputs};
+  return {prepare<W, 1>, multiply<W, 1>, finish, tile_of, 2 * kTileOutputs};
 }

@@ -18,6 +18,8 @@ namespace {
 //
 #include "kernels/linear_bf16_read.inc.h"
 //
+#include "kernels/linear_tiles_rows.inc.h"
+//
 #include "kernels/linear_tiles.inc.h"
 //
 #include "kernels/linear_tiles_codes.inc.h"
