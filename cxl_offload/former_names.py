@@ -43,6 +43,7 @@ RENAMED: dict[str, str] = {
         "cxl_offload.validation.flexgen_shape.ShapeOnTiers"
     ),
     "cxl_offload.plan.flexgen.plan.CXL_MARGIN": "cxl_offload.plan.request.CXL_MARGIN",
+    "cxl_offload.plan.flexgen.job.WeightLevel": "cxl_offload.plan.flexgen.layout.WeightCut",
     "cxl_offload.plan.flexgen.planner.Found": "cxl_offload.plan.flexgen.planner.Optimum",
     "cxl_offload.plan.flexgen.engine": "cxl_offload.plan.decoding.engine",
     "cxl_offload.plan.flexgen.phases": "cxl_offload.plan.decoding.phases",
