@@ -155,7 +155,7 @@ def watched_memory(found: dict[str, int]) -> Iterator[None]:
 
 def ours(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Loads to both nodes and generates; what was placed is what the session was asked for."""
-    session = Session.simulated(load_machine(MACHINE), capacities={NEAR: args.near})
+    session = Session.simulated(load_machine(MACHINE), limits={NEAR: args.near})
     found: dict[str, Any] = {}
     policies = {"weights": f"bind:{NEAR},{FAR}"}
     with watched_memory(found):

@@ -30,6 +30,7 @@ LAYERS: list[set[str]] = [
     {"configs", "core", "files"},
     {"arrays", "units", "errors", "events", "lazy"},
     {"renamed"},
+    {"former_names"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

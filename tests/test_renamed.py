@@ -16,8 +16,9 @@ import pytest
 import torch
 
 import cxl_offload
-from cxl_offload import renamed
-from cxl_offload.renamed import GONE, RENAMED, new_name, renamed_attribute, renamed_keywords
+from cxl_offload import former_names
+from cxl_offload.former_names import GONE, RENAMED
+from cxl_offload.renamed import new_name, renamed_attribute, renamed_keywords
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -80,7 +81,7 @@ def test_every_public_name_of_the_version_before_is_there_or_names_its_successor
             is_found = dotted == module or hands_out_old_names(dotted)
             if new is None or not is_there(new) or not is_found:
                 lost.append(f"{dotted} -> {new}")
-    assert not lost, "list them in cxl_offload/renamed.py:\n" + "\n".join(lost)
+    assert not lost, "list them in cxl_offload/former_names.py:\n" + "\n".join(lost)
 
 
 def test_importer_finds_every_module_of_the_version_before() -> None:
@@ -244,7 +245,7 @@ def test_old_attribute_warns_and_is_the_new_one() -> None:
 
 
 def test_module_of_old_names_lists_each_once() -> None:
-    tree = ast.parse(Path(renamed.__file__).read_text())
+    tree = ast.parse(Path(former_names.__file__).read_text())
     tables = [node.value for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign)]
     keys = [
         ast.literal_eval(key)

@@ -286,7 +286,7 @@ def _run(
     watch: Callable[[Session], AbstractContextManager[None]],
 ) -> GenerateReport | None:
     """Alone, or as a rank of torchrun's job; None on all ranks but the first."""
-    from cxl_offload.integrations.fit import capacities, session_on, tier_limits
+    from cxl_offload.integrations.fit import node_limits, session_on, tier_limits
     from cxl_offload.integrations.named_tiers import limits_on, with_tiers
     from cxl_offload.integrations.transformers import RankPart, run, session_of
     from cxl_offload.memory.heap import keep_freed_memory
@@ -308,7 +308,7 @@ def _run(
         share = share_machine(machine)
         held_to = tier_limits(share.machine, limit)
         part = RankPart(share.rank, share.world_size, divided)
-        session = session_of(share, capacities(held_to))
+        session = session_of(share, node_limits(held_to))
         with watch(session):
             report = run(replace(request, limits=held_to), session=session, part=part)
     return None if share.rank else report

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from cxl_offload.memory import Session
 from cxl_offload.memory.policy import Bind, Dax, Interleave, Policy, Preferred, Replicate, Weighted
 from cxl_offload.plan.equations.stripe import stripe_bytes
+from cxl_offload.renamed import old_names
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
 
@@ -60,7 +61,7 @@ class Room:
     node_free
         Bytes that can still be allocated on every usable node.
     limits
-        Tiers with capacities.
+        Tiers with limits.
     local_node
         Where first touch puts pages.
     """
@@ -164,7 +165,7 @@ def tier_limits(machine: Machine, limits: Mapping[str, int]) -> tuple[TierLimit,
     return tuple(TierLimit(name, machine.tier(name).nodes, most) for name, most in limits.items())
 
 
-def capacities(limits: Sequence[TierLimit]) -> dict[int, int]:
+def node_limits(limits: Sequence[TierLimit]) -> dict[int, int]:
     """What tiers of one node may hold, as the memory session takes it.
 
     With it a preferred node spills at the tier's capacity. Tiers of several nodes are left to the
@@ -185,10 +186,10 @@ def session_on(machine: Machine | None, limits: Sequence[TierLimit] = ()) -> Ses
     machine
         A simulated one; or this one, whose tiers the caller may have named. None reads this one.
     """
-    most = capacities(limits)
+    most = node_limits(limits)
     if machine is None or not machine.simulated:
-        return Session.linux(machine, capacities=most)
-    return Session.simulated(machine, capacities=most)
+        return Session.linux(machine, limits=most)
+    return Session.simulated(machine, limits=most)
 
 
 def room(session: Session, limits: Sequence[TierLimit] = ()) -> Room:
@@ -207,3 +208,6 @@ def room(session: Session, limits: Sequence[TierLimit] = ()) -> Room:
             left = min(left, use.capacity_bytes - taken)
         free[node.id] = left
     return Room(free, limits, session.kernel.local_node)
+
+
+__getattr__ = old_names(__name__)

@@ -25,7 +25,7 @@ DEFAULT_GRANULE_BYTES = HUGE_PAGE_BYTES
 
 _MAX_NODE = (1 << 20) - 1  # far above any kernel's
 _MAX_DIGITS = 9
-_DAX_NAME = re.compile(r"dax[0-9]+\.[0-9]+")
+DAX_NAME = re.compile(r"dax[0-9]+\.[0-9]+")
 
 MAX_GRANULE_BYTES = 1 << 61
 """A cycle of two such granules is all that sizes of memory are counted in."""
@@ -190,7 +190,7 @@ class Dax:
     device: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.device, str) or not _DAX_NAME.fullmatch(self.device):
+        if not isinstance(self.device, str) or not DAX_NAME.fullmatch(self.device):
             raise ValueError(
                 f"{quoted(self.device)} is no Device-DAX device; they are named dax0.0"
             )

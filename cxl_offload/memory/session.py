@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
 from typing import TypeAlias
 
 from cxl_offload import _C
 from cxl_offload.core import MOST_BYTES
 from cxl_offload.memory.asked_pages import AskedPages
 from cxl_offload.memory.bounds import whole_number
+from cxl_offload.memory.limits import Limits, checked_limits
 from cxl_offload.memory.move_events import moving
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import Bind, PolicyLike, as_policy
@@ -29,8 +29,6 @@ from cxl_offload.topology.node import Pages
 from cxl_offload.units import format_bytes
 
 _logger = logging.getLogger(__name__)
-
-Capacities: TypeAlias = Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]
 
 Allocation: TypeAlias = _C.Allocation
 """Owns bytes of a session; see :meth:`Session.allocate`."""
@@ -50,19 +48,21 @@ class Session(AskedPages):
         The kernel seam: the real one, or a simulated one.
     machine
         The nodes and tiers that policies may name.
-    capacities
-        Node id, or name of a Device-DAX device, to the most bytes that this session may hold
-        there; None means no limit but the node's or device's own memory.
+    limits
+        Node id, name of a tier that has one node, or name of a Device-DAX device, to the most that
+        this session may hold there: bytes, or a text such as ``"4GiB"``. None means no limit but
+        the node's or device's own memory.
     driver
         The GPU driver used for ``pin=True``; None opens the CUDA driver at the first use.
     """
 
+    @renamed_keywords(capacities="limits")
     def __init__(
         self,
         kernel: _C.Kernel,
         machine: Machine,
         *,
-        capacities: Capacities | None = None,
+        limits: Limits | None = None,
         driver: _C.GpuDriver | None = None,
         max_threads: int | None = None,
     ) -> None:
@@ -73,17 +73,16 @@ class Session(AskedPages):
         self._driver_lock = threading.Lock()
         self._guard = _C.ForkGuard()
         threads = max_threads or len(os.sched_getaffinity(0))
-        limits = dict(capacities or {})
-        nodes = {name: limit for name, limit in limits.items() if isinstance(name, int)}
-        devices = {name: limit for name, limit in limits.items() if isinstance(name, str)}
+        nodes, devices = checked_limits(machine, limits or {})
         self._session = _C.Session(kernel, nodes, threads, devices)
 
     @classmethod
+    @renamed_keywords(capacities="limits")
     def linux(
         cls,
         machine: Machine | None = None,
         *,
-        capacities: Capacities | None = None,
+        limits: Limits | None = None,
         driver: _C.GpuDriver | None = None,
     ) -> Session:
         """The memory of this machine.
@@ -91,15 +90,16 @@ class Session(AskedPages):
         Warns of shared memory that processes which were killed left behind.
         """
         warn_of_leftovers()
-        return cls(_C.linux_kernel(), machine or discover(), capacities=capacities, driver=driver)
+        return cls(_C.linux_kernel(), machine or discover(), limits=limits, driver=driver)
 
     @classmethod
+    @renamed_keywords(capacities="limits")
     def simulated(
         cls,
         machine: Machine,
         *,
         initiator: int | None = None,
-        capacities: Capacities | None = None,
+        limits: Limits | None = None,
         process_limit_bytes: int | None = None,
         driver: _C.GpuDriver | None = None,
         max_threads: int | None = None,
@@ -126,7 +126,7 @@ class Session(AskedPages):
         kernel = simulated_kernel(
             machine, initiator=initiator, process_limit_bytes=process_limit_bytes
         )
-        return cls(kernel, machine, capacities=capacities, driver=driver, max_threads=max_threads)
+        return cls(kernel, machine, limits=limits, driver=driver, max_threads=max_threads)
 
     def __repr__(self) -> str:
         found = self.stats().nodes

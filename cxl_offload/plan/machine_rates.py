@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cxl_offload.plan.equations.copies import CopyPath
 from cxl_offload.plan.gpu import MEMORY_SHARE, PREFILL_EFFICIENCY, GpuRates, arithmetic_share
 from cxl_offload.plan.gpu_kinds import completed, how_to_give_peaks
 from cxl_offload.topology import Access, Gpu, Machine
@@ -246,31 +245,6 @@ class MachineRates:
         """0 where it is not known."""
         access = None if initiator is None else self.machine.access(initiator, node)
         return 0.0 if access is None else access.read_bandwidth_bytes_per_s or 0.0
-
-    def _copy_setup_s(self, tier: str) -> float:
-        gpu, nodes = self.gpu(), self.machine.tier(tier).nodes
-        paths = [self.machine.dma_path(gpu, node) for node in nodes]
-        extra = [path.extra_latency_ns or 0.0 if path else 0.0 for path in paths]
-        base = gpu.link.setup_s or 0.0 if gpu.link else 0.0
-        return base + (sum(extra) / len(extra) if extra else 0.0) * 1e-9
-
-    def copy_path(self, tiers: Sequence[str]) -> CopyPath:
-        """Copies from the named host tiers to the GPU."""
-        return CopyPath(
-            link_bytes_per_s=self.link_bytes_per_s(),
-            tier_bytes_per_s={tier: self.copy_bytes_per_s(tier) for tier in tiers},
-            tier_setup_s={tier: self._copy_setup_s(tier) for tier in tiers},
-        )
-
-    def extra_copy_latency_s(self, tier: str) -> float | None:
-        """What one copy from ``tier`` costs before its first byte, over one from local DRAM.
-
-        None where the machine file does not say (``extra_latency`` in its ``dma_paths``).
-        """
-        gpu, nodes = self.gpu(), self.machine.tier(tier).nodes
-        paths = [self.machine.dma_path(gpu, node) for node in nodes]
-        extra = [path.extra_latency_ns for path in paths if path and path.extra_latency_ns]
-        return sum(extra) / len(extra) * 1e-9 if extra and len(extra) == len(nodes) else None
 
     def cores(self) -> int:
         """Cores of the initiator."""

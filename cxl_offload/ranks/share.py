@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from cxl_offload.errors import CxlOffloadError
 from cxl_offload.memory import Session
+from cxl_offload.memory.limits import Limits, checked_limits
 from cxl_offload.plan.rank_shares import Member, NodeRequest, assign_homes, divide_nodes
-from cxl_offload.renamed import renamed_attribute
+from cxl_offload.renamed import renamed_attribute, renamed_keywords
 from cxl_offload.topology import Machine, discover, seen_from
 from cxl_offload.units import format_bytes
 
@@ -61,8 +62,8 @@ class RankShare:
     def session(self) -> Session:
         """A session that keeps within ``node_bytes``; :func:`cxl_offload.use` puts it to use."""
         if self.machine.simulated:
-            return Session.simulated(self.machine, capacities=self.node_bytes, initiator=self.home)
-        return Session.linux(self.machine, capacities=self.node_bytes)
+            return Session.simulated(self.machine, limits=self.node_bytes, initiator=self.home)
+        return Session.linux(self.machine, limits=self.node_bytes)
 
     memory = renamed_attribute("memory", "session")
 
@@ -74,11 +75,12 @@ class RankShare:
         )
 
 
+@renamed_keywords(capacities="limits")
 def share_machine(
     machine: Machine | None = None,
     *,
     requests: Mapping[int | str, int] | None = None,
-    capacities: Mapping[int, int] | None = None,
+    limits: Limits | None = None,
     gpu: str | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> RankShare:
@@ -95,9 +97,10 @@ def share_machine(
         Bytes that this rank must get: node id, or name of a tier as seen from its home, to bytes.
         What no rank asked for is divided equally, kind by kind (DRAM, CXL, HBM), nearest nodes
         first. GPU memory that shows up as a node goes to the ranks on that GPU.
-    capacities
-        Node id to the bytes that all ranks of this machine may hold; other nodes count with all
-        their memory (what is free, on a simulated machine). Of different wishes the least holds.
+    limits
+        Node id, or name of a tier that has one node, to the most that all ranks of this machine may
+        hold: bytes, or a text such as ``"4GiB"``. Other nodes count with all their memory (what is
+        free, on a simulated machine). Of different wishes the least holds.
     gpu
         Name or PCI address; None is torch's current CUDA device, or one by the order of ranks.
     group
@@ -112,7 +115,7 @@ def share_machine(
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if _is_job() else (0, 1)
     try:
         machine = machine or discover()
-        told: Any = _tell(machine, rank, requests, capacities, gpu)
+        told: Any = _tell(machine, rank, requests, limits, gpu)
     except (ValueError, OSError, CxlOffloadError) as error:
         told = f"rank {rank}: {error}"
     everybody = _exchange(told, size, group)
@@ -174,13 +177,12 @@ def _tell(
     machine: Machine,
     rank: int,
     requests: Mapping[int | str, int] | None,
-    capacities: Mapping[int, int] | None,
+    limits: Limits | None,
     gpu: str | None,
 ) -> dict[str, Any]:
     """What this rank says of itself; plain data."""
     name = _own_gpu(machine) if gpu is None else machine.gpu(gpu).name
-    for node in capacities or {}:
-        machine.node(node)
+    held_to, _ = checked_limits(machine, limits or {})
     wanted = dict(requests or {})
     for what, nbytes in wanted.items():
         if nbytes < 0:
@@ -194,14 +196,14 @@ def _tell(
         "gpu": name,
         "home": None if name is not None else _bound_to(machine),
         "requests": wanted,
-        "room": {node.id: _room(node, machine, capacities or {}) for node in usable},
+        "room": {node.id: _room(node, machine, held_to) for node in usable},
     }
 
 
-def _room(node: Any, machine: Machine, capacities: Mapping[int, int]) -> int:
+def _room(node: Any, machine: Machine, limits: Mapping[int, int]) -> int:
     free = node.free_bytes if machine.simulated else None
     total: int = node.capacity_bytes if free is None else free
-    return min(total, capacities.get(node.id, total))
+    return min(total, limits.get(node.id, total))
 
 
 def _own_gpu(machine: Machine) -> str | None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from cxl_offload.plan.equations import copies
 from cxl_offload.units import GB, GIB
 from cxl_offload.validation.answers import Answer, PublicModel, machine_numbers
+from cxl_offload.validation.copy_path import (
+    CopyPath,
+    copy_seconds,
+    extra_setup_s,
+    path_of_machine,
+)
 from cxl_offload.validation.inputs import Inputs
 
 SHARES_SUM_SLACK = 1e-3
@@ -25,20 +30,18 @@ def _sources(inputs: Inputs) -> list[dict[str, float]]:
     return sources
 
 
-def _path(
-    inputs: Inputs, sources: list[dict[str, float]]
-) -> tuple[copies.CopyPath, tuple[str, ...]]:
+def _path(inputs: Inputs, sources: list[dict[str, float]]) -> tuple[CopyPath, tuple[str, ...]]:
     """The path from explicit rates, or that of the machine named."""
     tiers = list(dict.fromkeys(tier for shares in sources for tier in shares))
     if "link_gib_s" not in inputs and "node_gib_s" not in inputs:
         numbers = machine_numbers(inputs)
-        return numbers.copy_path(tiers), tuple(numbers.notes)
+        return path_of_machine(numbers, tiers), tuple(numbers.notes)
     nodes = inputs.named_numbers("node_gib_s", above=True)
     unknown = [tier for tier in tiers if tier not in nodes]
     if unknown:
         raise ValueError(f"sources name {unknown[0]!r}, node_gib_s only {', '.join(nodes)}")
     setup = (inputs.optional_number("setup_us") or 0.0) * 1e-6
-    path = copies.CopyPath(
+    path = CopyPath(
         link_bytes_per_s=inputs.number("link_gib_s", above=True) * GIB,
         tier_bytes_per_s={tier: rate * GIB for tier, rate in nodes.items()},
         tier_setup_s=dict.fromkeys(nodes, setup),
@@ -52,7 +55,7 @@ def _gpu_copy_time(inputs: Inputs) -> Answer:
     sources = _sources(inputs)
     path, notes = _path(inputs, sources)
     nbytes = inputs.number("bytes", above=True)
-    seconds = [copies.copy_seconds(path, shares, nbytes) for shares in sources]
+    seconds = [copy_seconds(path, shares, nbytes) for shares in sources]
     if metric == "time_ms":
         return Answer([each * 1e3 for each in seconds], notes)
     if metric == "bandwidth_gib_s":
@@ -67,7 +70,7 @@ def _gpu_copy_time(inputs: Inputs) -> Answer:
 def _gpu_copy_latency(inputs: Inputs) -> Answer:
     metric = inputs.choice("metric", ("extra_us", "min_bytes"))
     numbers = machine_numbers(inputs)
-    extra_setup = numbers.extra_copy_latency_s("cxl")
+    extra_setup = extra_setup_s(numbers, "cxl")
     unknown = f"{numbers.machine.name} does not say what a small copy from cxl costs more"
     if metric == "min_bytes":
         if extra_setup is None:
@@ -77,8 +80,8 @@ def _gpu_copy_latency(inputs: Inputs) -> Answer:
         return Answer(extra_setup * link_bytes_per_s / most)
     if extra_setup is None:
         numbers.note(f"{unknown}: only the bandwidths differ")
-    path, nbytes = numbers.copy_path(["cxl", "ldram"]), inputs.number("bytes")
-    far, near = (copies.copy_seconds(path, {tier: 1.0}, nbytes) for tier in ("cxl", "ldram"))
+    path, nbytes = path_of_machine(numbers, ["cxl", "ldram"]), inputs.number("bytes")
+    far, near = (copy_seconds(path, {tier: 1.0}, nbytes) for tier in ("cxl", "ldram"))
     return Answer(inputs.integer("copies") * (far - near) * 1e6, tuple(numbers.notes))
 
 

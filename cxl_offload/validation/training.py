@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cxl_offload.plan.equations import copies
 from cxl_offload.plan.equations.adam_bytes import OPTIMIZER_BYTES_PER_PARAM
 from cxl_offload.plan.gpu import assumed_training_share
 from cxl_offload.plan.machine_rates import MachineRates
@@ -17,6 +16,7 @@ from cxl_offload.validation.answers import (
     PublicModel,
     machine_numbers,
 )
+from cxl_offload.validation.copy_path import copy_seconds, path_of_machine
 from cxl_offload.validation.inputs import Inputs
 
 BUCKET_ELEMENTS = 5e8
@@ -99,10 +99,10 @@ def interleaved_step(
         local_latency_ns=local[0],
         shares=shares,
     )
-    path, by_tier = numbers.copy_path(tiers), dict(zip(tiers, shares, strict=True))
+    path, by_tier = path_of_machine(numbers, tiers), dict(zip(tiers, shares, strict=True))
     bucket = min(training.params, BUCKET_ELEMENTS) * HALF_PRECISION_BYTES
     buckets = training.params * HALF_PRECISION_BYTES / bucket
-    one_way = buckets * copies.copy_seconds(path, by_tier, bucket)
+    one_way = buckets * copy_seconds(path, by_tier, bucket)
     gpu = numbers.gpu()
     share = assumed_training_share(f"{gpu.name} {gpu.model}")
     reached = training.gpu_flops_per_s * share

@@ -186,7 +186,7 @@ def granules(policy: str) -> list[str]:
     """The tier of each granule of a tensor, asked from its simulated pages."""
     shown = cxl_offload.load_machine(MACHINE)
     room = {0: 10 * GRANULE} if policy.startswith("preferred") else None
-    session = cxl_offload.Session.simulated(shown, capacities=room)
+    session = cxl_offload.Session.simulated(shown, limits=room)
     tensor = cxl_offload.empty(
         GRANULES * GRANULE, dtype=torch.uint8, policy=policy, session=session
     )

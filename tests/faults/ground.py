@@ -46,13 +46,13 @@ def simulated(
     huge_2mib: int = 0,
     huge_1gib: int = 0,
     driver: _C.GpuDriver | None = None,
-    capacities: dict[int, int] | None = None,
+    limits: dict[int, int] | None = None,
     max_threads: int | None = None,
 ) -> Session:
     return Session.simulated(
         machine(node_bytes, huge_2mib=huge_2mib, huge_1gib=huge_1gib),
         driver=driver,
-        capacities=capacities,
+        limits=limits,
         max_threads=max_threads,
     )
 

@@ -93,7 +93,7 @@ class RandomSession(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.session = simulated(NODE_BYTES, huge_2mib=POOL_PAGES, capacities={2: CAPACITY_BYTES})
+        self.session = simulated(NODE_BYTES, huge_2mib=POOL_PAGES, limits={2: CAPACITY_BYTES})
         self.kernel = kernel_of(self.session)
         self.others = dict.fromkeys(NODES, 0)
         self.live: list[Live] = []

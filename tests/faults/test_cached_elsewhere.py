@@ -69,7 +69,7 @@ def test_live_memory_of_another_pool_is_left_alone() -> None:
 
 
 def test_a_set_capacity_is_not_used_up_by_what_another_pool_caches() -> None:
-    session = simulated(GIB, capacities={1: 64 * MIB})
+    session = simulated(GIB, limits={1: 64 * MIB})
     session.allocate(60 * MIB, Bind((1,)), pages="thp")
     assert session.allocate(60 * MIB, Bind((1,))).bytes_per_node() == {1: 60 * MIB}
     assert session.stats().nodes[1].peak_bytes <= 64 * MIB
@@ -111,7 +111,7 @@ def test_a_move_succeeds_though_a_pool_caches_the_target() -> None:
 
 
 def test_a_move_counts_the_room_that_its_own_pages_leave() -> None:
-    session = simulated(256 * MIB, capacities={0: 220 * MIB, 1: 120 * MIB})
+    session = simulated(256 * MIB, limits={0: 220 * MIB, 1: 120 * MIB})
     block = session.allocate(220 * MIB, Bind((0,)))
     kernel_of(session).set_used_by_others(0, 256 * MIB - 220 * MIB)
     session.move(block, Interleave((0, 1)))

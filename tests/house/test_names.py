@@ -44,7 +44,7 @@ IN_SENTENCES = re.compile(
 )
 NAMED_LAWS = re.compile(r"\b(Little's\s+law|Zipf's\s+law|Scaling\s+Laws)\b")
 SENTENCES_ALLOWED = {
-    "cxl_offload/renamed.py": "old names",
+    "cxl_offload/former_names.py": "old names",
     "CHANGELOG.md": "old names",
     "tests/house/test_names.py": "the words themselves",
 }

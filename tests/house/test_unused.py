@@ -131,6 +131,54 @@ class Left:
     assert "LEFT" not in unused([("a.py", ast.parse(text))], collections.Counter(["LEFT"]))
 
 
+def asked_by(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Module and name of what a module takes out of another, imported or through the module."""
+    handles: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for each in node.names:
+                yield node.module, each.name
+                handles[each.asname or each.name] = f"{node.module}.{each.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield handles.get(node.value.id, ""), node.attr
+
+
+def for_validation_alone(trees: list[tuple[str, ast.Module]]) -> list[str]:
+    """Public functions and classes of the planner that nothing but the validation asks for."""
+    askers = collections.defaultdict(set)
+    for module, tree in trees:
+        for place, name in asked_by(tree):
+            askers[place, name].add(module.partition("/")[0])
+    found = []
+    for module, tree in trees:
+        place = "cxl_offload." + module.removesuffix(".py").replace("/", ".")
+        own = set(used(tree))
+        for node in tree.body if module.startswith("plan/") else ():
+            if isinstance(node, Defined) and node.name not in own:
+                rooms = askers[place, node.name] | askers[place.rpartition(".")[0], node.name]
+                found += [f"{module} {node.name}"] if rooms == {"validation"} else []
+    return found
+
+
+def test_planner_has_no_equation_that_only_the_validation_calls() -> None:
+    assert for_validation_alone(list(modules())) == []
+
+
+def test_equation_for_the_validation_alone_is_found_however_it_is_imported() -> None:
+    plan = "def direct(): pass\ndef through(): pass\ndef planned(): pass\ndef own(): return own()"
+    judge = (
+        "from cxl_offload.plan import rates\nfrom cxl_offload.plan.rates import direct, planned\n"
+        "rates.through()"
+    )
+    trees = [
+        ("plan/rates.py", ast.parse(plan)),
+        ("plan/search.py", ast.parse("from cxl_offload.plan.rates import planned")),
+        ("validation/judge.py", ast.parse(judge)),
+    ]
+    assert for_validation_alone(trees) == ["plan/rates.py direct", "plan/rates.py through"]
+
+
 LEAST_NODES = 16
 """Of the syntax tree of a body that counts: shorter ones are alike by chance."""
 

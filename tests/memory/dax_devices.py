@@ -53,8 +53,8 @@ class Place:
     root: Path
 
     def session(self, *, driver: _C.GpuDriver | None = None, limit: int | None = None) -> Session:
-        capacities = {} if limit is None else {"dax0.0": limit}
-        return Session(self.kernel, simulated_machine(), capacities=capacities, driver=driver)
+        limits = {} if limit is None else {"dax0.0": limit}
+        return Session(self.kernel, simulated_machine(), limits=limits, driver=driver)
 
 
 def make_place(kind: str, root: Path) -> Place:

@@ -125,7 +125,7 @@ def test_node_without_room_is_named_and_nothing_is_left(nodes: Session) -> None:
 
 
 def test_capacity_of_a_node_holds_for_its_copy() -> None:
-    session = Session.simulated(simulated_machine(), capacities={1: 4 * PAGE})
+    session = Session.simulated(simulated_machine(), limits={1: 4 * PAGE})
     session.allocate(4 * PAGE, COPIES)
     with pytest.raises(MemoryError, match="node 1"):
         session.allocate(8 * PAGE, COPIES)

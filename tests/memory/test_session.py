@@ -138,7 +138,7 @@ def test_bind_over_two_nodes_fills_in_order(three_nodes: Session) -> None:
 
 
 def test_capacity_set_by_the_user_is_kept() -> None:
-    session = Session.linux(capacities={0: 8 * MIB})
+    session = Session.linux(limits={0: 8 * MIB})
     block = session.allocate(6 * MIB, Bind((0,)))
     with pytest.raises(MemoryError, match=r"node 0 has .* of its set capacity left"):
         session.allocate(4 * MIB, Bind((0,)))

@@ -126,7 +126,7 @@ def near_bytes_left(nbytes: int) -> None:
 def session_of(tier: str, folder: Path, rank: int) -> Session:
     """A rank's share of simulated nodes, or a device of its own whose memory is a shared file."""
     if tier == "cxl":
-        return share_machine(load_machine("spr-1"), capacities={2: 32 * MIB}).session()
+        return share_machine(load_machine("spr-1"), limits={2: 32 * MIB}).session()
     root = folder / f"device-of-{rank}"
     write_device(root, "dax0.0", size=DEVICE_BYTES)
     device = DaxDevice("dax0.0", "devdax", DEVICE_BYTES, 3, 2 * MIB)

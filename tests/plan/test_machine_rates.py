@@ -75,24 +75,14 @@ def test_tier_without_memory_or_machine_without_gpu_raise() -> None:
     with pytest.raises(ValueError, match="nvme has no memory"):
         numbers.read_bytes_per_s("nvme")
     with pytest.raises(ValueError, match="no GPU"):
-        numbers.copy_path(["ldram"])
+        numbers.copy_bytes_per_s("ldram")
 
 
 def test_copies_without_a_printed_rate_are_bound_by_what_cpus_read() -> None:
     gpu = Gpu("G", node=0, link=Link(h2d_bandwidth_bytes_per_s=50e9))
     numbers = MachineRates(machine((Access(0, 0, read_bandwidth_bytes_per_s=30e9),), (gpu,)))
-    path = numbers.copy_path(["ldram"])
-    assert path.link_bytes_per_s == 50e9
-    assert path.tier_bytes_per_s == {"ldram": 30e9}
+    assert numbers.copy_bytes_per_s("ldram") == 30e9
     assert any("CPU reads bound it" in note for note in numbers.notes)
-
-
-def test_small_copies_carry_the_machine_files_setup_and_extra() -> None:
-    numbers = MachineRates(load_machine("epyc9354-cxl-a"))
-    path = numbers.copy_path(["ldram", "cxl"])
-    extra = path.tier_setup_s["cxl"] - path.tier_setup_s["ldram"]
-    assert extra == pytest.approx(numbers.extra_copy_latency_s("cxl"))
-    assert MachineRates(load_machine("spr3-h100")).extra_copy_latency_s("cxl") is None
 
 
 def test_assumed_rates_are_medians_of_the_shipped_machines() -> None:

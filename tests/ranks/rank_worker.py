@@ -36,7 +36,7 @@ def fill(session: Session, node: int, share: int) -> int:
 
 def asked(machine: Machine | None, options: dict[str, Any], node: int | None) -> dict[str, object]:
     """What this rank gets, and has of ``node`` when all hold their shares; or the error."""
-    for key in ("capacities", "requests"):
+    for key in ("limits", "requests"):
         if key in options:
             options[key] = {
                 int(name) if name.isdigit() else name: count for name, count in options[key].items()

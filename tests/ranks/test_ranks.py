@@ -34,7 +34,7 @@ def run_ranks(
 
 def test_ranks_on_a_simulated_machine_fill_a_node_exactly(tmp_path: Path) -> None:
     size, capacity = 3, 96 * MIB + 4096
-    limits = {rank: {"capacities": {"2": capacity}} for rank in range(size)}
+    limits = {rank: {"limits": {"2": capacity}} for rank in range(size)}
     (told,) = run_ranks(tmp_path, size, "--machine", "spr-1", "--fill", "2", options=(limits,))
     assert [rank["local"] for rank in told] == [[at, size] for at in range(size)]
     assert sum(rank["bytes"]["2"] for rank in told) == capacity
@@ -89,7 +89,7 @@ def test_error_of_one_rank_is_raised_on_all_and_none_waits(
 
 def test_ranks_on_this_machine_keep_within_the_limit_of_a_real_node(tmp_path: Path) -> None:
     node = cxl_offload.discover().usable_nodes()[0].id
-    limits = {rank: {"capacities": {str(node): 32 * MIB + 4096 * rank}} for rank in range(2)}
+    limits = {rank: {"limits": {str(node): 32 * MIB + 4096 * rank}} for rank in range(2)}
     (told,) = run_ranks(tmp_path, 2, "--fill", str(node), options=(limits,))
     # Of different wishes the least holds.
     assert [rank["bytes"][str(node)] for rank in told] == [16 * MIB] * 2

@@ -136,7 +136,7 @@ def _simulated(rng: random.Random, seconds: float) -> Counter[str]:
 
 
 def _on_this_kernel(rng: random.Random, seconds: float) -> Counter[str]:
-    session = Session.linux(capacities={0: 512 * MIB})
+    session = Session.linux(limits={0: 512 * MIB})
     writers = [Writer(rng, session) for _ in range(THREADS)]
     with pressure(rng.getrandbits(32)):
         counts = write(writers, seconds)

@@ -158,7 +158,7 @@ def simulated_round(seed: int, seconds: float) -> Counter[str]:
     """Three nodes that others fill and empty, under random faults, with pinned memory."""
     rng = random.Random(seed)
     driver = _C.FakeDriver(limit_bytes=256 * MIB)
-    session = simulated(NODE_BYTES, driver=driver, capacities={1: 400 * MIB})
+    session = simulated(NODE_BYTES, driver=driver, limits={1: 400 * MIB})
     kernel = kernel_of(session)
     policies: list[Policy] = [
         Bind((rng.choice(NODES),)),
@@ -190,7 +190,7 @@ def simulated_round(seed: int, seconds: float) -> Counter[str]:
 
 def linux_round(seed: int, seconds: float) -> Counter[str]:
     """The kernel of this machine, with its only policies that every machine has."""
-    session = Session.linux(capacities={0: GIB}, driver=_C.FakeDriver())
+    session = Session.linux(limits={0: GIB}, driver=_C.FakeDriver())
     node = session.machine.usable_nodes()[0].id
     policies: list[Policy] = [
         Bind((node,)),

@@ -131,7 +131,7 @@ def test_cache_that_an_exception_keeps_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_page_that_this_kernel_does_not_get_back_is_found() -> None:
-    session = Session.linux(capacities={0: MIB})
+    session = Session.linux(limits={0: MIB})
     block = session.allocate(10 * KIB, Bind((0,)))
     with pytest.raises(AssertionError):
         memory.check_returned(session)

@@ -83,7 +83,7 @@ def on_simulated_nodes(rng: random.Random, counts: Counter[str]) -> Iterator[Ses
 @contextmanager
 def on_this_kernel(rng: random.Random, counts: Counter[str]) -> Iterator[Session]:
     """The memory of this machine, while another process takes and leaves some of it."""
-    session = Session.linux(capacities={0: 512 * MIB})
+    session = Session.linux(limits={0: 512 * MIB})
     with pressure(rng.getrandbits(32)):
         yield session
     counts["trainings on this kernel"] += 1

@@ -59,7 +59,7 @@ class Ground:
         self.rng = random.Random(seed)
         self.driver = _C.FakeDriver()
         self.session: Session = simulated(
-            NODE_BYTES, driver=self.driver, capacities={FAR: FAR_CAPACITY}, max_threads=1
+            NODE_BYTES, driver=self.driver, limits={FAR: FAR_CAPACITY}, max_threads=1
         )
         self.kernel = kernel_of(self.session)
         near = Bind((NEAR,))

@@ -32,6 +32,7 @@ from cxl_offload.plan.decoding.block import Block
 from cxl_offload.plan.decoding.copied_states import busy_seconds, loaded_seconds, stored_seconds
 from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.sizes import Sizes
+from cxl_offload.plan.equations.copies import path_bytes_per_s
 from cxl_offload.plan.equations.interleave import bandwidth_bound
 from cxl_offload.plan.gpu import LAYER_S, roofline_seconds
 from cxl_offload.plan.hardware import Hardware
@@ -196,9 +197,7 @@ def _link_seconds(hardware: Hardware, block: Block) -> float:
     if block.weight_shares is None:
         parts = zip(block.weights_host, rates, strict=True)
         return seconds + sum(nbytes / min(link, rate) for nbytes, rate in parts)
-    return seconds + sum(block.weights_host) / min(
-        link, bandwidth_bound(rates, block.weight_shares)
-    )
+    return seconds + sum(block.weights_host) / path_bytes_per_s(link, rates, block.weight_shares)
 
 
 def _prefill_link_seconds(hardware: Hardware, block: Block) -> float:

@@ -18,7 +18,8 @@ from cxl_offload.arrays import Floats
 from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.flexgen.choice import Stripe
-from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
+from cxl_offload.plan.flexgen.job import FlexGenJob
+from cxl_offload.plan.flexgen.layout import WeightCut
 from cxl_offload.plan.flexgen.mode import STRIPE_TOTAL, Mode, Ratios
 from cxl_offload.plan.hardware import Hardware
 
@@ -62,7 +63,7 @@ def least_seconds(
     job: FlexGenJob,
     hardware: Hardware,
     mode: Mode,
-    levels: tuple[WeightLevel, ...],
+    levels: tuple[WeightCut, ...],
     batches: Floats,
 ) -> Floats:
     """Seconds of a block that no choice of this mode undercuts; infinite where none fits.
@@ -84,7 +85,7 @@ def rough_seconds(
     job: FlexGenJob,
     hardware: Hardware,
     mode: Mode,
-    levels: tuple[WeightLevel, ...],
+    levels: tuple[WeightCut, ...],
     batches: Floats,
 ) -> Floats:
     """The same, and never above it, without a look at every pair of cuts: whatever the drive is
@@ -128,7 +129,7 @@ class _Cuts:
         )
 
 
-def _cuts(hardware: Hardware, mode: Mode, levels: tuple[WeightLevel, ...]) -> _Cuts:
+def _cuts(hardware: Hardware, mode: Mode, levels: tuple[WeightCut, ...]) -> _Cuts:
     """Every pair of a cut at the drive's end and one at the GPU's."""
     below = np.array([level.bytes_below for level in levels], dtype=np.float64)
     first, last = np.triu_indices(len(levels))

@@ -16,8 +16,8 @@ from cxl_offload.plan.decoding.phases import Phases, phases_of_block
 from cxl_offload.plan.decoding.sizes import CYCLES
 from cxl_offload.plan.equations.interleave import shares_of_weights
 from cxl_offload.plan.equations.stripe import stripe_bytes
-from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
-from cxl_offload.plan.flexgen.layout import weight_middles
+from cxl_offload.plan.flexgen.job import FlexGenJob
+from cxl_offload.plan.flexgen.layout import WeightCut, weight_middles
 from cxl_offload.plan.hardware import Hardware
 
 _PAGES_BESIDE, _PAGES_A_BATCH = 16, 2
@@ -169,13 +169,13 @@ def kv_stripe_slack(job: FlexGenJob, stripe: Stripe) -> float:
 
 
 def _host_weights(
-    job: FlexGenJob, levels: tuple[WeightLevel, ...], choice: Choice, tiers: int
+    job: FlexGenJob, levels: tuple[WeightCut, ...], choice: Choice, tiers: int
 ) -> tuple[int, ...]:
     bounds = [levels[cut].bytes_below for cut in choice.cuts]
     stripe = choice.weight_stripe
     if stripe is None:
         return tuple(high - low for low, high in itertools.pairwise(bounds))
-    low, high = (levels[cut].percent for cut in choice.cuts)
+    low, high = (levels[cut].at for cut in choice.cuts)
     granule = weight_granule(job, stripe) or BASE_PAGE_BYTES
     total: Counter[int] = Counter()
     for group in job.groups:
@@ -201,7 +201,7 @@ def scratch_bytes(job: FlexGenJob, choice: Choice) -> int:
     return total
 
 
-def gpu_need_bytes(job: FlexGenJob, choice: Choice, levels: tuple[WeightLevel, ...]) -> int:
+def gpu_need_bytes(job: FlexGenJob, choice: Choice, levels: tuple[WeightCut, ...]) -> int:
     """What the GPU must hold: homes, weights on their way, hidden states, intermediates."""
     weights = job.weight_bytes - levels[choice.cuts[-1]].bytes_below
     loaded = 0 if choice.cuts[-1] == 0 else job.gpu_loaded_bytes
@@ -212,7 +212,7 @@ def gpu_need_bytes(job: FlexGenJob, choice: Choice, levels: tuple[WeightLevel, .
 
 
 def loads_of(
-    job: FlexGenJob, hardware: Hardware, choice: Choice, levels: tuple[WeightLevel, ...]
+    job: FlexGenJob, hardware: Hardware, choice: Choice, levels: tuple[WeightCut, ...]
 ) -> Loads:
     """Bytes of a candidate, exact."""
     tiers = len(hardware.nodes)

@@ -11,6 +11,7 @@ from cxl_offload.plan.decoding.engine import STOCK, EngineRates, RowCosts
 from cxl_offload.plan.flexgen.layout import (
     LEAST_SHARE,
     TensorSizes,
+    WeightCut,
     WeightGroup,
     opt_groups,
     weight_cuts,
@@ -19,16 +20,8 @@ from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.request import check_lengths
 from cxl_offload.renamed import old_names
 
-_EDGE = 1e-6
-"""Percent a cut keeps away from the middle of a tensor, far above the noise of sums."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightLevel:
-    """A cut that FlexGen can realise: ``percent`` puts ``bytes_below`` before it."""
-
-    percent: float
-    bytes_below: int
+_LEAST_GAP = 3e-6
+"""Percent of a group between two middles that can be cut between, far above the noise of sums."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,30 +64,21 @@ class FlexGenJob(TensorSizes):
             return 0
         return self.workspace_tensors(batches) * self.workspace_tensor_bytes(gpu_batch)
 
-    def levels(self) -> tuple[WeightLevel, ...]:
+    def levels(self) -> tuple[WeightCut, ...]:
         """The cuts to choose from, ascending, from nothing to everything.
 
         Those that would give a home less than ``LEAST_SHARE`` of the weights are left out, and
         those between middles that sums could mistake for each other.
         """
         total = self.weight_bytes
-        made = [WeightLevel(0.0, 0)]
-        for cut in weight_cuts(self.groups)[1:-1]:
-            room = cut.high_percent - cut.low_percent > 3 * _EDGE
+        nothing, *inner, everything = weight_cuts(self.groups)
+        made = [nothing]
+        for cut in inner:
+            room = cut.high_percent - cut.low_percent > _LEAST_GAP
             enough = cut.bytes_below - made[-1].bytes_below >= LEAST_SHARE * total
             if room and enough and total - cut.bytes_below >= LEAST_SHARE * total:
-                percent = _round_between(cut.low_percent, cut.high_percent)
-                made.append(WeightLevel(percent, cut.bytes_below))
-        return (*made, WeightLevel(100.0, total))
-
-
-def _round_between(low: float, high: float) -> float:
-    """The number with the fewest decimals that is safely between, nearest to the middle."""
-    for decimals in range(10):
-        made = round((low + high) / 2, decimals)
-        if low + _EDGE < made < high - _EDGE:
-            return made
-    return (low + high) / 2
+                made.append(cut)
+        return (*made, everything)
 
 
 def _groups(model: ModelConfig) -> tuple[WeightGroup, ...]:

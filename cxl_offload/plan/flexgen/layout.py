@@ -75,6 +75,11 @@ class WeightCut:
     high_percent: float
     bytes_below: int
 
+    @property
+    def at(self) -> float:
+        """Half-way, in percent: FlexGen's rule takes cuts so."""
+        return (self.low_percent + self.high_percent) / 2
+
 
 def weight_cuts(groups: Sequence[WeightGroup]) -> list[WeightCut]:
     """Every cut with another outcome, ascending, from nothing before it to everything."""
@@ -102,7 +107,7 @@ def cuts_at(groups: Sequence[WeightGroup], below: Sequence[int]) -> tuple[float,
         A cut would go through a weight; names the nearest place where it would not.
     """
     cuts = weight_cuts(groups)
-    middle_of = {cut.bytes_below: (cut.low_percent + cut.high_percent) / 2 for cut in cuts}
+    middle_of = {cut.bytes_below: cut.at for cut in cuts}
     middle_of |= {0: 0.0, cuts[-1].bytes_below: 100.0}
     for wanted in below:
         if wanted not in middle_of:

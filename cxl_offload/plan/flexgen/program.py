@@ -14,7 +14,8 @@ from functools import cached_property
 from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.flexgen.choice import Choice, Stripe, page_slack
-from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
+from cxl_offload.plan.flexgen.job import FlexGenJob
+from cxl_offload.plan.flexgen.layout import WeightCut
 from cxl_offload.plan.flexgen.mode import Mode, Ratios
 from cxl_offload.plan.flexgen.stripes import (
     on_nodes,
@@ -60,7 +61,7 @@ class PlacementProgram:
         mode: Mode,
         *,
         batches: int,
-        levels: tuple[WeightLevel, ...],
+        levels: tuple[WeightCut, ...],
         most_seconds: float | None = None,
         unit_s: float = 1.0,
         on_fastest_homes: bool = False,

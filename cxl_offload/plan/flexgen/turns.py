@@ -17,7 +17,8 @@ import numpy as np
 
 from cxl_offload.arrays import Floats
 from cxl_offload.plan.flexgen.bound import least_seconds, rough_seconds
-from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
+from cxl_offload.plan.flexgen.job import FlexGenJob
+from cxl_offload.plan.flexgen.layout import WeightCut
 from cxl_offload.plan.flexgen.mode import Mode
 from cxl_offload.plan.hardware import Hardware
 
@@ -40,9 +41,7 @@ class _Waiting:
 class Turns:
     """What is left to try, the lowest bound first; of equals, the mode that was offered first."""
 
-    def __init__(
-        self, job: FlexGenJob, hardware: Hardware, levels: tuple[WeightLevel, ...]
-    ) -> None:
+    def __init__(self, job: FlexGenJob, hardware: Hardware, levels: tuple[WeightCut, ...]) -> None:
         self._job, self._hardware, self._levels = job, hardware, levels
         self._heap: list[tuple[float, int, int, Any]] = []
         self._modes = 0

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.plan.equations.activation_bytes import ACTIVATIONS
+from cxl_offload.plan.equations.copies import path_bytes_per_s
+from cxl_offload.plan.equations.interleave import shares_of_weights
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.hardware import Hardware, HostNode
 from cxl_offload.plan.solve import Program
@@ -66,11 +68,9 @@ def kind_bytes(kind: HostKind, weights: Sequence[int]) -> tuple[int, ...]:
 
 
 def _copy_seconds(hardware: Hardware, weights: Sequence[int], nbytes: float) -> float:
-    """A copy from or to interleaved pages: link and every node's part bound it."""
+    """A copy from or to interleaved pages."""
     rates = [tier.copy_bytes_per_s for tier in hardware.nodes]
-    total = sum(weights)
-    parts = [w / total / rate for w, rate in zip(weights, rates, strict=True)]
-    return nbytes * max(1 / hardware.link_bytes_per_s, *parts)
+    return nbytes / path_bytes_per_s(hardware.link_bytes_per_s, rates, shares_of_weights(weights))
 
 
 def _both_ways_bytes_per_s(hardware: Hardware, node: HostNode) -> float:

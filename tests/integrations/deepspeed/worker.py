@@ -373,7 +373,7 @@ def main() -> None:
                 for name, node in zip(names, job["gpu_nodes"], strict=False)
             ]
             machine = replace(machine, gpus=tuple(cards))
-        session = Session.simulated(machine, capacities={2: job["room"]} if "room" in job else None)
+        session = Session.simulated(machine, limits={2: job["room"]} if "room" in job else None)
         with use(session), contextlib.redirect_stdout(sys.stderr):
             match job.get("what"):
                 case "two engines":

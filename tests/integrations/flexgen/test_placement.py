@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.integrations.fit import Need, Room, capacities, check_fit
+from cxl_offload.integrations.fit import Need, Room, check_fit, node_limits
 from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, LoadedModel, TierLimit, run
 from cxl_offload.integrations.flexgen.copies import CopyWay, HostCopies
 from cxl_offload.memory import Bind, Interleave, Policy, Preferred, Session, Weighted
@@ -201,7 +201,7 @@ def test_workspaces_are_two_whenever_one_is_filled_ahead(
 
 def test_preferred_tier_spills_at_its_capacity(request_tiny: FlexGenRun) -> None:
     limits = (TierLimit("ldram", (0,), 256 << 10), TierLimit("cxl", (2,), 1 << 30))
-    session = Session.simulated(machine(), capacities=capacities(limits))
+    session = Session.simulated(machine(), limits=node_limits(limits))
     place = {"weights": "preferred:ldram,cxl", "kv": "bind:cxl", "act": "bind:cxl"}
 
     report = run(replace(request_tiny, place=place, tiers=limits), session=session)

@@ -140,7 +140,7 @@ def test_cache_alone_may_be_in_a_tier(quantized: PreTrainedModel, session: Sessi
 
 def test_weights_that_do_not_fit_are_back_in_ordinary_memory(quantized: PreTrainedModel) -> None:
     expected = generate(copy.deepcopy(quantized))
-    small = Session.simulated(machine(), capacities={1: 100_000})
+    small = Session.simulated(machine(), limits={1: 100_000})
     with (
         pytest.raises(MemoryError, match="node 1"),
         offload(quantized, {"mlp": "bind:1"}, session=small),

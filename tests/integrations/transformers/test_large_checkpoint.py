@@ -40,7 +40,7 @@ def test_near_node_alone_has_no_room_for_it(tmp_path: Path) -> None:
     shape = large_checkpoint.Shape(64, 96, 4)
     nbytes = large_checkpoint.make_checkpoint(tmp_path, shape, 4 << 20)
     session = Session.simulated(
-        load_machine(large_checkpoint.MACHINE), capacities={large_checkpoint.NEAR: nbytes // 2}
+        load_machine(large_checkpoint.MACHINE), limits={large_checkpoint.NEAR: nbytes // 2}
     )
     with pytest.raises(MemoryError, match="node 0"):
         load(tmp_path, {"weights": "bind:0"}, session=session)

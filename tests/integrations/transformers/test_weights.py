@@ -202,7 +202,7 @@ def test_checkpoint_larger_than_the_local_node_runs_with_the_rest_on_another(
     total = sum(weight.nbytes for weight in stock.parameters())
     stock.save_pretrained(tmp_path)
     limit = total // 2
-    session = Session.simulated(machine(), capacities={0: limit})
+    session = Session.simulated(machine(), limits={0: limit})
     with pytest.raises(MemoryError, match="node 0"):
         load(tmp_path, {"weights": "bind:0"}, session=session)
     model = load(tmp_path, {"weights": "bind:0,2"}, session=session)
