@@ -89,8 +89,27 @@ class Asked:
 
 
 _DEEPSPEED = "DeepSpeedCPUAdam(, huge pages)?"
+_FLEXGEN_WAYS = (
+    "(all on the host|half of weights and KV on the accelerator|"
+    "attention on the CPU(, 2 batches)?)(, 8 x 128)?"
+)
+"""Cases of bench_flexgen.py at its own size, or at the same one of the grid."""
+
+_ZERO_CASES = r"(placement.*|\d+ x \d+, .*: step(, beside a neighbour)?)"
+"""Every part of bench_zero_offload.py's own size, and whole steps of the grid."""
 
 ASKED: dict[str, tuple[Asked, ...]] = {
+    "flexgen": (
+        Asked(".*", "stock FlexGen", 0.98),
+        Asked(f"{_FLEXGEN_WAYS}: decode", "stock FlexGen", 1.5),
+        Asked("make demo's own: .*, 2 batches: decode", "stock FlexGen", 1.2),
+        Asked(".*", "stock FlexGen's own fall", 0.95),
+    ),
+    "zero_offload": (
+        Asked(_ZERO_CASES, "stock DeepSpeed", 0.98),
+        Asked("placement, CPUAdam: optimizer", "stock DeepSpeed", 1.15),
+        Asked(_ZERO_CASES, "stock DeepSpeed's own fall", 0.95),
+    ),
     "adam": (
         Asked("fp32", "memory's bound", 0.95),
         Asked("bf16-fp32-states", "memory's bound", 0.93),
@@ -103,8 +122,8 @@ ASKED: dict[str, tuple[Asked, ...]] = {
     ),
     "states": (
         Asked("8 bit", "memory's bound", 0.85),
-        Asked("8 bit", "DeepSpeedCPUAdam, fp32", 1.4),
-        Asked("8 bit", "(torchao|bitsandbytes) AdamW8bit", 1.3),
+        Asked("8 bit", "DeepSpeedCPUAdam, fp32(, huge pages)?", 1.4),
+        Asked("8 bit", "(torchao|bitsandbytes) AdamW8bit(, huge pages)?", 1.3),
     ),
     "attention": (
         Asked(r"(bf16|fp16): this, (\(b, h, s, d\)|FlexGen's layout)", "read bound", 0.9),

@@ -2,8 +2,9 @@
 
     python -m benchmarks.bench_load [--gib 2] [--rounds 7] [--folder DIR] [--json FILE]
 
-A LLaMA with random weights in float32 is written as shards of safetensors. Everything is measured,
-and what stands beside each other takes turns:
+A LLaMA with random weights in float32 is written as shards of safetensors. Where the machine has no
+room for `--gib`, in memory and in `--folder`, as much is done as it has, and the benchmark says so.
+Everything is measured, and what stands beside each other takes turns:
 
 - *fault-in*: `cxl_offload.empty()` of as many bytes, whose pages are there and were asked for their
   node, against memory that threads on all CPUs write for the first time (`memset`), with pages of
@@ -15,22 +16,22 @@ and what stands beside each other takes turns:
 - *load, drive*: the same after the files are dropped from the page cache. The bound is the drive:
   reads past the page cache by as many threads.
 
-The parts of this package's loads are printed and in the JSON: seconds of calls that make memory and
-fault it in, of calls that fill it from the files, and the rest, most of which is transformers' own.
+A load's parts are printed and in the JSON with bytes, seconds and GB/s: calls that make memory and
+fault it in, beside the memset of the same round; calls that fill it from the files, beside the
+reads of all CPUs; and the rest, most of which is transformers' own.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import gc
 import mmap
 import os
+import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,15 +46,18 @@ from benchmarks.large_checkpoint import LARGE, make_checkpoint
 from benchmarks.markdown_tables import markdown_table
 from benchmarks.measurements import describe_machine, paired_ratio, write_json
 from cxl_offload import Session
-from cxl_offload.integrations.transformers import load, weights
+from cxl_offload.integrations.transformers import load
 from cxl_offload.memory import Pages
+from cxl_offload.objects.load_parts import FAULT_IN, READING, LoadClock, LoadPart
 
 _READ_BYTES = 8 << 20
 _PAGES: dict[Pages, int] = {"base": mmap.MADV_NOHUGEPAGE, "thp": mmap.MADV_HUGEPAGE}
 
-Seconds = dict[str, list[float]]
+SHARE_OF_MEMORY, SHARE_OF_DISK = 0.45, 0.9
+"""What weights may take: they are in memory twice, once as pages of their files."""
 
-FAULT_IN, READING, REST = PARTS = ("fault-in", "reading", "rest")
+Seconds = dict[str, list[float]]
+Parts = tuple[LoadPart, ...]
 
 
 def on_all_cpus(work: Callable[[int], None], count: int) -> float:
@@ -142,43 +146,15 @@ def stock(folder: Path) -> float:
     return time.perf_counter() - begin
 
 
-@contextlib.contextmanager
-def calls_timed() -> Iterator[dict[str, float]]:
-    """Seconds of the calls in a block that make memory, and of those that fill it with weights."""
-    spent = {FAULT_IN: 0.0, READING: 0.0}
-
-    def timed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def run(*args: Any, **options: Any) -> Any:
-            begin = time.perf_counter()
-            try:
-                return call(*args, **options)
-            finally:
-                spent[part] += time.perf_counter() - begin
-
-        return run
-
-    loading: Any = weights  # which imports what it calls
-    allocate, filled = Session.allocate, loading.filled
-    Session.allocate = timed(FAULT_IN, allocate)  # type: ignore[method-assign]
-    loading.filled = timed(READING, filled)
-    try:
-        yield spent
-    finally:
-        Session.allocate, loading.filled = allocate, filled  # type: ignore[method-assign]
-
-
-def ours(folder: Path, parts: list[dict[str, float]]) -> float:
+def ours(folder: Path, parts: list[Parts]) -> float:
     session = Session.linux()
-    with calls_timed() as spent:
-        begin = time.perf_counter()
+    with LoadClock() as clock:
         model = load(folder, {"weights": "bind:0"}, session=session)
-        took = time.perf_counter() - begin
     del model
     gc.collect()
     session.trim()
-    parts.append(spent | {REST: took - sum(spent.values()), "seconds": took})
-    return took
+    parts.append(clock.parts)
+    return clock.seconds
 
 
 def bench_fault_in(nbytes: int, rounds: int) -> list[dict[str, Any]]:
@@ -208,8 +184,8 @@ def row_of(case: str, beside: str, nbytes: int, samples: Seconds) -> dict[str, A
 
 def bench_load(folder: Path, nbytes: int, rounds: int, *, drive: bool) -> list[dict[str, Any]]:
     """Ours, stock and the bound by turns; each round drops the files first, if asked."""
-    found: Seconds = {"ours": [], "stock": [], "bound": []}
-    parts: list[dict[str, float]] = []
+    found: Seconds = {"ours": [], "stock": [], "bound": [], FAULT_IN: [], READING: []}
+    parts: list[Parts] = []
 
     def fresh() -> None:
         if drive:
@@ -224,7 +200,9 @@ def bench_load(folder: Path, nbytes: int, rounds: int, *, drive: bool) -> list[d
         fresh()
         memory, made_s = written_first(nbytes, "base")
         read_s = read_all(folder, memory, direct=drive)
+        memory.close()
         taken["bound"] = max(made_s, read_s) if drive else made_s + read_s
+        taken |= {FAULT_IN: made_s, READING: read_s}
         if at:
             for name, seconds in taken.items():
                 found[name].append(seconds)
@@ -236,7 +214,22 @@ def bench_load(folder: Path, nbytes: int, rounds: int, *, drive: bool) -> list[d
             ("stock", "stock transformers, every page looked at"),
         )
     ]
-    rows[0]["parts"] = parts[1:]
+    rows[0]["parts"] = [[part.to_json() for part in each] for each in parts[1:]]
+    return rows + rows_of_parts(case, nbytes, parts[1:], found)
+
+
+def rows_of_parts(
+    case: str, nbytes: int, parts: Sequence[Parts], found: Seconds
+) -> list[dict[str, Any]]:
+    """The parts that move bytes, each beside what did as much for all of the weights."""
+    rows = []
+    for part, beside in ((FAULT_IN, "memset's bound"), (READING, "file reads' bound")):
+        ours_of = [next(one for one in each if one.name == part) for each in parts]
+        moved = ours_of[0].nbytes
+        # The files have a few bytes more than what is made or read, and the other way around.
+        theirs_s = [seconds * moved / nbytes for seconds in found[part]]
+        samples = {"ours": [one.seconds for one in ours_of], part: theirs_s}
+        rows.append(row_of(f"{case}: {part}", beside, moved, samples))
     return rows
 
 
@@ -257,21 +250,40 @@ def printed(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def printed_parts(rows: Sequence[dict[str, Any]]) -> str:
-    """Medians of the parts of every load, and their shares of it."""
+    """Medians of the parts of every load, their shares of it, and what they moved how fast."""
     cells = []
     for row in rows:
-        if "parts" in row:
-            taken = {name: [each[name] for each in row["parts"]] for name in (*PARTS, "seconds")}
-            middles = {name: statistics.median(each) for name, each in taken.items()}
-            told = [f"{middles[name]:.3f} s ({_share(taken, name):.0%})" for name in PARTS]
-            cells.append([row["case"], f"{middles['seconds']:.3f} s", *told])
-    return markdown_table(["case", "this package", *PARTS], cells)
+        for at, part in enumerate(row["parts"][0] if "parts" in row else ()):
+            runs = [each[at]["seconds"] for each in row["parts"]]
+            wholes = [sum(one["seconds"] for one in each) for each in row["parts"]]
+            share = statistics.median(np.divide(runs, wholes))
+            middle, moved = statistics.median(runs), part["bytes"]
+            told = [row["case"], part["name"], f"{middle:.3f} s", f"{share:.0%}"]
+            rate = [f"{moved / 1e9:.2f} GB", f"{moved / middle / 1e9:.2f}"] if moved else ["-", "-"]
+            cells.append(told + rate)
+    return markdown_table(["case", "part", "time", "of the load", "bytes", "GB/s"], cells)
 
 
-def _share(taken: Seconds, name: str) -> float:
-    """The median over the rounds of a part's share of its load."""
-    pairs = zip(taken[name], taken["seconds"], strict=True)
-    return statistics.median(part / whole for part, whole in pairs)
+def memory_there() -> int:
+    """Bytes of this machine that are free or can be made so, as the kernel says."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError("/proc/meminfo has no MemAvailable: this kernel is older than 3.14")
+
+
+def fitting(asked: int, folder: Path) -> int:
+    """As many bytes of weights as were asked for, or those that there is room for."""
+    room = {
+        "memory": int(SHARE_OF_MEMORY * memory_there()),
+        f"{folder}": int(SHARE_OF_DISK * shutil.disk_usage(folder).free),
+    }
+    short = min(room, key=lambda name: room[name])
+    if asked <= room[short]:
+        return asked
+    most, wanted = room[short] / 2**30, asked / 2**30
+    print(f"{wanted:.1f} GiB of weights do not fit ({short}): {most:.1f} GiB are loaded instead")
+    return room[short]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -284,14 +296,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     transformers_logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
-        nbytes = make_checkpoint(folder, LARGE, int(args.gib * 2**30))
+        asked = int(args.gib * 2**30)
+        nbytes = make_checkpoint(folder, LARGE, fitting(asked, folder))
         rows = bench_fault_in(nbytes, args.rounds)
         for drive in (False, True):
             rows += bench_load(folder, nbytes, args.rounds, drive=drive)
     print(printed(rows))
     print(printed_parts(rows))
     if args.json:
-        document = {"machine": describe_machine(), "kind": "measured", "rows": rows}
+        document: dict[str, Any] = {"machine": describe_machine(), "kind": "measured"}
+        document |= {"asked_bytes": asked, "weights_bytes": nbytes, "rows": rows}
         write_json(args.json, document)
     return 0
 

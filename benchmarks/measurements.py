@@ -16,6 +16,10 @@ from typing import Any
 import numpy as np
 
 _RESAMPLES = 4000
+INSTRUCTIONS = (
+    *("avx2", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_bf16", "amx_int8", "asimd", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
+)
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,16 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Date, commit, processor, cores and how loaded the machine was."""
+    """Date, commit, processor with its caches, cores, memory, and how loaded the machine was."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
+        "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB",
+        "caches": caches(),
+        "instructions": instructions(),
         "load_average": os.getloadavg(),
     }
 
@@ -65,6 +72,27 @@ def processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def caches(cpu: Path = Path("/sys/devices/system/cpu/cpu0")) -> str:
+    """Of a CPU, as the kernel knows them; empty where it does not."""
+    found = []
+    for each in sorted((cpu / "cache").glob("index*")):
+        level, kind, size = (
+            (each / name).read_text().strip() for name in ("level", "type", "size")
+        )
+        if kind != "Instruction":
+            found.append(f"L{level} {size}")
+    return ", ".join(found)
+
+
+def instructions() -> str:
+    """Of those that kernels of this package and its peers use, what the CPU has."""
+    words: set[str] = set()
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith(("flags", "Features")):
+            words |= set(line.partition(":")[2].split())
+    return ", ".join(name for name in INSTRUCTIONS if name in words)
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -1,11 +1,13 @@
 """All benchmarks in one go: each waits for a quiet machine, then one table and one JSON.
 
     python -m benchmarks.run_all --json docs/performance.json [--page docs/performance.md]
-        [--only NAME ...] [--quick] [--patience MINUTES]
+        [--only NAME ...] [--quick] [--grid] [--neighbour] [--patience MINUTES]
 
 A benchmark runs in a process of its own. Before it the machine has to be quiet for a few seconds;
 where it is not within ``--patience`` the benchmark runs all the same, and the tables name it, as
 they name what was not run. What is slower than a peer stands first. Everything is measured.
+``--grid`` also runs FlexGen, DeepSpeed and vLLM at all sizes of grid.py, and ``--neighbour``
+measures them beside a busy process too (neighbour.py).
 ``--page`` writes the tables of a page anew; with ``--from`` nothing is run. vLLM's environment is
 ``.venv-vllm`` beside the clone's own.
 """
@@ -58,9 +60,14 @@ class Benchmark:
         """The name, with the options that every run of it has."""
         return " ".join((self.name, *self.options))
 
-    def command(self, *, quick: bool, result: Path) -> list[str]:
+    @property
+    def is_grid(self) -> bool:
+        return "--grid" in self.options
+
+    def command(self, *, quick: bool, result: Path, neighbour: bool = False) -> list[str]:
         python = ROOT / self.environment / "bin" / "python" if self.environment else sys.executable
         options = [*self.options, *(self.quick if quick else ())]
+        options += ["--neighbour"] if neighbour and self.name in WITH_CONDITIONS else []
         module = f"benchmarks.bench_{self.name}"
         return [str(python), "-m", module, *options, "--json", str(result)]
 
@@ -79,7 +86,12 @@ BENCHMARKS = (
     Benchmark("prediction", quick=("--quick",)),
     Benchmark("plan", ("--measured",), ("--quick",)),
     Benchmark("vllm_kv", quick=("--rounds", "2", "--restarts", "1"), environment=VLLM_ENVIRONMENT),
+    Benchmark("flexgen", ("--grid",), ("--rounds", "3")),
+    Benchmark("zero_offload", ("--grid",), ("--rounds", "5")),
+    Benchmark("vllm_kv", ("--grid",), ("--rounds", "2"), environment=VLLM_ENVIRONMENT),
 )
+WITH_CONDITIONS = frozenset(each.name for each in BENCHMARKS if each.is_grid)
+"""Those that take ``--neighbour``, at either size (conditions.py)."""
 
 
 def wait_for_quiet(patience_s: float) -> bool:
@@ -94,15 +106,18 @@ def wait_for_quiet(patience_s: float) -> bool:
             return False
 
 
-def in_order(names: Sequence[str]) -> list[Benchmark]:
+def in_order(names: Sequence[str], *, grid: bool = False) -> list[Benchmark]:
     """The benchmarks of these names, in the order of the names: the important ones can be first."""
-    return [each for name in names for each in BENCHMARKS if each.name == name]
+    found = [each for each in BENCHMARKS if grid or not each.is_grid]
+    return [each for name in names for each in found if each.name == name]
 
 
-def run(benchmark: Benchmark, folder: Path, *, quick: bool, quiet: bool) -> dict[str, Any]:
+def run(
+    benchmark: Benchmark, folder: Path, *, quick: bool, quiet: bool, neighbour: bool = False
+) -> dict[str, Any]:
     """Runs one; what it printed is shown, and how it ended is kept beside its rows."""
-    path = folder / f"{benchmark.name}{benchmark.environment}.json"
-    command = benchmark.command(quick=quick, result=path)
+    path = folder / f"{BENCHMARKS.index(benchmark)}.json"
+    command = benchmark.command(quick=quick, result=path, neighbour=neighbour)
     begin, load = time.monotonic(), os.getloadavg()[0]
     try:
         status: int | str = subprocess.run(command, cwd=ROOT, check=False).returncode
@@ -167,6 +182,7 @@ def tables(document: Mapping[str, Any]) -> dict[str, str]:
         "commit": machine["commit"],
         "processor": f"{machine['cores']} CPUs of {machine['processor']}",
         "kernel": machine["kernel"],
+        **{name: machine[name] for name in ("memory", "caches", "instructions") if name in machine},
         "versions": ", ".join(f"{name} {each}" for name, each in document["versions"].items()),
         "rounds": "few (`--quick`)" if document["quick"] else "all",
         "run": _told(label_of(run) for run in runs),
@@ -209,6 +225,8 @@ def parse() -> argparse.Namespace:
         help="these alone, in this order",
     )
     parser.add_argument("--quick", action="store_true", help="few rounds: an indication")
+    parser.add_argument("--grid", action="store_true", help="stock at all sizes too: some hours")
+    parser.add_argument("--neighbour", action="store_true", help="stock beside a busy process too")
     parser.add_argument("--patience", type=float, default=10.0, help="minutes for a quiet machine")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path, help="a page whose tables are written anew")
@@ -225,10 +243,11 @@ def run_benchmarks(args: argparse.Namespace) -> dict[str, Any]:
         "runs": [],
     }
     with tempfile.TemporaryDirectory(prefix="cxl-offload-bench-") as scratch:
-        for benchmark in in_order(args.only):
+        for benchmark in in_order(args.only, grid=args.grid):
             quiet = wait_for_quiet(args.patience * 60)
-            print(f"== {benchmark.name}{'' if quiet else ', beside other work'}", flush=True)
-            document["runs"].append(run(benchmark, Path(scratch), quick=args.quick, quiet=quiet))
+            print(f"== {benchmark.label}{'' if quiet else ', beside other work'}", flush=True)
+            how = {"quick": args.quick, "quiet": quiet, "neighbour": args.neighbour}
+            document["runs"].append(run(benchmark, Path(scratch), **how))
             if args.json is not None:  # what is done is kept if a later one is interrupted
                 write_json(args.json, document)
     return document

@@ -15,6 +15,7 @@ from cxl_offload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from cxl_offload.objects import PlacementRow
+    from cxl_offload.objects.load_parts import LoadPart
     from cxl_offload.sim import Timeline
 
 _VERSION = 1
@@ -36,6 +37,16 @@ def speed_table(how: str, phases: Mapping[str, tuple[float | None, float]]) -> T
     for phase, (rate, seconds) in phases.items():
         made.add_row(phase, NONE if rate is None else f"{rate:.1f}", format_seconds(seconds))
     return made
+
+
+def load_line(parts: Iterable[LoadPart]) -> str:
+    """The parts of a load, with the rate of those that move bytes."""
+    told = []
+    for part in parts:
+        moved = f"{format_bytes(part.nbytes)}, {part.bytes_per_s / 1e9:.2f} GB/s"
+        of_bytes = f" ({moved})" if part.nbytes else ""
+        told.append(f"{part.name} {format_seconds(part.seconds)}{of_bytes}")
+    return f"Load (measured): {', '.join(told)}."
 
 
 def placement_table(rows: Iterable[PlacementRow], kind: str, *, simulated: bool) -> Table:

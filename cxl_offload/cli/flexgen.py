@@ -16,7 +16,13 @@ from cxl_offload.cli._outputs import check_outputs, outputs, write_all
 from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import write_run_page
 from cxl_offload.cli._report_table import NONE, console_of, show, table
-from cxl_offload.cli._run_report import placement_table, simulated_table, speed_table, write_json
+from cxl_offload.cli._run_report import (
+    load_line,
+    placement_table,
+    simulated_table,
+    speed_table,
+    write_json,
+)
 from cxl_offload.errors import ConfigError
 from cxl_offload.units import format_bytes
 
@@ -242,6 +248,7 @@ def print_report(
     decode = "decode, projected" if report.projected else "decode"
     phases[decode] = (report.decode_tokens_per_s, report.decode_seconds)
     show(console, speed_table(how, phases))
+    console.print(load_line(report.load_parts))
     if timeline is not None:
         show(console, simulated_table(timeline))
     show(console, _share_table(report))

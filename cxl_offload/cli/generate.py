@@ -31,7 +31,13 @@ from cxl_offload.cli._outputs import check_outputs, outputs, write_all
 from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import ReportFile
 from cxl_offload.cli._report_table import console_of, show
-from cxl_offload.cli._run_report import placement_table, simulated_table, speed_table, write_json
+from cxl_offload.cli._run_report import (
+    load_line,
+    placement_table,
+    simulated_table,
+    speed_table,
+    write_json,
+)
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, pairs, size
 
@@ -335,6 +341,7 @@ def _print(
         "decode": (report.decode_tokens_per_s, report.decode_seconds),
     }
     show(console, speed_table("measured", phases))
+    console.print(load_line(report.load_parts))
     if timeline is not None:
         show(console, simulated_table(timeline))
     for said in beside:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cxl_offload.objects.load_parts import LoadPart
 from cxl_offload.objects.placement_rows import PlacementRow
 
 _SHORTEST_S = 1e-12
@@ -29,6 +30,8 @@ class RunReport:
         Tokens of every prompt, and tokens generated for every row.
     load_seconds, prefill_seconds, decode_seconds
         Measured.
+    load_parts
+        What the load was made of, measured too: memory, reading, and the rest.
     placement
         Host memory of every kind that has a policy, at its peak.
     """
@@ -45,6 +48,7 @@ class RunReport:
     prefill_seconds: float
     decode_seconds: float
     placement: tuple[PlacementRow, ...]
+    load_parts: tuple[LoadPart, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -81,6 +85,7 @@ class RunReport:
             "answers": list(self.answers),
             "measured": {
                 "load_s": self.load_seconds,
+                "load_parts": [part.to_json() for part in self.load_parts],
                 "prefill_s": self.prefill_seconds,
                 "decode_s": self.decode_seconds,
                 "prefill_tokens_per_s": self.prefill_tokens_per_s,

@@ -17,6 +17,7 @@ from cxl_offload.memory import NOT_FAULTED_IN, FirstTouch, Policy, Session
 from cxl_offload.memory.copies import any_copies
 from cxl_offload.memory.lost import add_namer
 from cxl_offload.objects.kind_counts import LiveKind, count_kinds_of, nodes_in
+from cxl_offload.objects.load_parts import FAULT_IN, part_of_load
 from cxl_offload.tensor import empty
 from cxl_offload.units import format_bytes
 
@@ -157,9 +158,10 @@ class TierStore:
             A node is too full for it.
         """
         policy = self.parts[kind][part].policy
-        tensor = self.source.empty(shape, dtype, policy, pin=pin and self._pin)
-        if isinstance(policy, FirstTouch):
-            tensor.view(-1).view(torch.uint8).zero_()  # this thread is the first to touch
+        with part_of_load(FAULT_IN, math.prod(shape) * dtype.itemsize):
+            tensor = self.source.empty(shape, dtype, policy, pin=pin and self._pin)
+            if isinstance(policy, FirstTouch):
+                tensor.view(-1).view(torch.uint8).zero_()  # this thread is the first to touch
         return tensor
 
     def lies_pinned(self, tensor: torch.Tensor) -> bool:

@@ -12,9 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bars, bench_adam, bench_attention, bench_linear, bench_states
+from benchmarks import (
+    bars,
+    bench_adam,
+    bench_attention,
+    bench_flexgen,
+    bench_linear,
+    bench_states,
+)
 from benchmarks.bars import ASKED, Asked, bars_of
 from benchmarks.results import UNCOMPRESSED, Row, rows_of
+from benchmarks.zero_report import OURS, PARTS, STOCK
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "performance.json"
 RATIO = {"median": 1.0, "low": 0.9, "high": 1.1}
@@ -75,12 +83,12 @@ def test_states_are_asked_beside_the_bound_and_every_peer() -> None:
     ratio = [1.5, 1.35, 1.6]
     document = {"of_bound": [0.9, 0.84, 1.0]}
     document |= {"times_as_fast": dict.fromkeys(("bound, 8 bit", *bench_states.CONTENDERS), ratio)}
-    assert asked("states", document) == {
-        "8 bit, beside memory's bound": (0.85, False),
-        "8 bit, beside DeepSpeedCPUAdam, fp32": (1.4, False),
-        "8 bit, beside torchao AdamW8bit": (1.3, True),
-        "8 bit, beside bitsandbytes AdamW8bit": (1.3, True),
-    }
+    expected = {"8 bit, beside memory's bound": (0.85, False)}
+    for pages in ("", ", huge pages"):
+        expected[f"8 bit, beside DeepSpeedCPUAdam, fp32{pages}"] = (1.4, False)
+        expected[f"8 bit, beside torchao AdamW8bit{pages}"] = (1.3, True)
+        expected[f"8 bit, beside bitsandbytes AdamW8bit{pages}"] = (1.3, True)
+    assert asked("states", document) == expected
 
 
 def test_adam_is_asked_beside_the_better_of_deepspeed_and_torch() -> None:
@@ -104,6 +112,78 @@ def test_adam_is_asked_beside_the_better_of_deepspeed_and_torch() -> None:
     assert told[f"fp32, beside the fastest peer, {fused}"] == (0.99, False)
 
 
+def flexgen(*cases: str, low: float, beside: float | None = None) -> Any:
+    """The JSON of bench_flexgen: as fast in both phases, and beside a neighbour where asked."""
+    phase = {"ratio": RATIO | {"low": low}}
+    document: dict[str, Any] = {
+        "results": [{"case": case, "prefill": phase, "decode": phase} for case in cases]
+    }
+    if beside is not None:
+        found = {"beside": RATIO | {"low": low}, "falls": RATIO | {"low": beside}}
+        document["neighbour"] = {"cases": {f"{case}: decode": found for case in cases}}
+    return document
+
+
+def test_flexgen_is_asked_in_every_phase_and_size_and_more_of_the_decoding_at_8_x_128() -> None:
+    stock = "beside stock FlexGen"
+    own = "all on the host"
+    told = asked("flexgen", flexgen(own, f"{own}, 8 x 128", f"{own}, 32 x 128", low=1.4))
+    bars_of_8 = {f"{own}{size}: decode, {stock}": (1.5, False) for size in ("", ", 8 x 128")}
+    assert told == bars_of_8 | {
+        f"{own}: prefill, {stock}": (0.98, True),
+        f"{own}, 8 x 128: prefill, {stock}": (0.98, True),
+        f"{own}, 32 x 128: prefill, {stock}": (0.98, True),
+        f"{own}, 32 x 128: decode, {stock}": (0.98, True),
+    }
+
+
+def test_ways_that_are_asked_for_more_are_those_of_the_benchmark() -> None:
+    names = [*bench_flexgen.WAYS]
+    document = flexgen(*names, *bench_flexgen.CASES.keys() - names, low=2.0)
+    least = [bar.least for bar in bars_of("flexgen", document)]
+    assert least.count(1.5) == len(names)
+    assert least.count(1.2) == 1
+    assert least.count(0.98) == 2 * len(bench_flexgen.CASES)
+    grid = [bar.least for bar in bars_of("flexgen", flexgen(*bench_flexgen.GRID, low=2.0))]
+    assert grid.count(1.5) == len(names)
+
+
+def test_flexgen_beside_a_neighbour_is_asked_beside_stock_and_stocks_fall() -> None:
+    case = "all on the host, 1 x 32: decode, beside a neighbour, beside stock FlexGen"
+    for fall, met in ((0.94, False), (0.95, True)):
+        told = asked("flexgen", flexgen("all on the host, 1 x 32", low=0.97, beside=fall))
+        assert told[case] == (0.98, False)
+        assert told[f"{case}'s own fall"] == (0.95, met)
+
+
+def zero(table: dict[str, float]) -> Any:
+    """What bench_zero_offload says of contenders, in every part of a step."""
+    parts = {name: dict.fromkeys(PARTS, RATIO | {"low": low}) for name, low in table.items()}
+    return {"speedup": parts}
+
+
+def test_deepspeed_is_asked_in_every_part_of_a_step_and_more_of_the_optimizer() -> None:
+    told = asked("zero_offload", zero({STOCK: 1.0, "placement": 0.97, OURS: 1.1}))
+    expected = {f"placement: {part}": (0.98, False) for part in PARTS}
+    expected |= {f"{OURS}: {part}": (0.98, True) for part in PARTS[1:]}
+    expected[f"{OURS}: optimizer"] = (1.15, False)
+    assert told == {f"{case}, beside stock DeepSpeed": bar for case, bar in expected.items()}
+
+
+def test_a_size_of_deepspeeds_grid_is_asked_for_its_whole_step() -> None:
+    found = {"beside": RATIO, "falls": RATIO | {"low": 0.94}}
+    document = {"grid": {"1 x 32": zero({STOCK: 1.0, OURS: 0.97})}}
+    document["neighbour"] = {
+        "cases": {f"1 x 32, {OURS}: {part}": found for part in ("optimizer", "step")}
+    }
+    case = f"1 x 32, {OURS}: step"
+    assert asked("zero_offload", document) == {
+        f"{case}, beside stock DeepSpeed": (0.98, False),
+        f"{case}, beside a neighbour, beside stock DeepSpeed": (0.98, False),
+        f"{case}, beside a neighbour, beside stock DeepSpeed's own fall": (0.95, False),
+    }
+
+
 def test_a_bar_of_the_fastest_peer_is_about_every_case() -> None:
     rows = [Row("a", f"case {at}", f"peer {at}", ratio, ratio) for at, ratio in enumerate((2, 3))]
     rows.append(Row("a", "case 1", "peer 2", 1, 1))
@@ -118,6 +198,9 @@ def test_every_bar_fits_a_row_of_the_last_run_or_of_the_peers_that_it_lacked() -
     ratios = dict.fromkeys(bench_states.CONTENDERS, (1, 1, 1))
     rows += rows_of("states", {"of_bound": (1, 1, 1), "times_as_fast": ratios})
     rows.append(Row("attention", "bf16", "vLLM", 1.0))
+    rows += rows_of("flexgen", flexgen(*bench_flexgen.CASES, low=1.0, beside=1.0))
+    falls = {"neighbour": {"cases": {f"{OURS}: step": {"beside": RATIO, "falls": RATIO}}}}
+    rows += rows_of("zero_offload", zero({OURS: 1.0}) | falls)
     for benchmark, bars_asked in ASKED.items():
         of_it = [row for row in rows if row.benchmark == benchmark]
         for each in bars_asked:

@@ -9,7 +9,6 @@ import pytest
 from benchmarks import bench_transformers
 from benchmarks.bars import Bar, print_bars
 from benchmarks.measurements import Ratio
-from benchmarks.zero_report import OURS, PARTS, STOCK, show_grid
 
 
 def test_a_bar_is_judged_by_the_lower_end_where_nothing_else_is_asked() -> None:
@@ -55,16 +54,3 @@ def test_bars_of_transformers_are_judged_by_the_median() -> None:
         *((7.0, True), (1.0, False)),  # a prefill whose interval alone reaches stock is slower
         *((3.0, True), (0.9, False)),
     ]
-
-
-def test_a_size_of_the_grid_is_judged_by_the_lower_end(capsys: pytest.CaptureFixture[str]) -> None:
-    def cell(steps: list[float]) -> Any:
-        ours = dict.fromkeys(PARTS, steps)
-        return {"1 x 32": {STOCK: dict.fromkeys(PARTS, [1.0] * 8), OURS: ours}}
-
-    assert show_grid(cell([0.9] * 8), clock="wall")
-    assert "met" in capsys.readouterr().out
-    assert not show_grid(cell([0.9] * 5 + [1.5] * 3), clock="wall")
-    told = capsys.readouterr().out
-    assert "below 0.98" in told
-    assert "0.98 x stock by the lower end in every case: MISSED" in told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 from dataclasses import asdict
 from importlib.metadata import version
@@ -14,6 +15,7 @@ import pytest
 
 from benchmarks import run_all
 from benchmarks.markdown_tables import filled
+from benchmarks.measurements import INSTRUCTIONS, caches, describe_machine, instructions
 from benchmarks.results import READERS, Row
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -71,6 +73,22 @@ def test_every_place_of_the_page_has_its_table(document: Any) -> None:
     assert "| linear | bf16, 1 rows | torch | 1.50 | 1.40 to 1.60 |" in again
     assert "| versions | torch 2.13.0 |" in again
     assert "No row is slower than its peer." in again
+
+
+def test_the_machine_is_told_with_memory_caches_and_instructions(
+    document: Any, tmp_path: Path
+) -> None:
+    document["machine"] |= describe_machine()
+    told = run_all.tables(document)["run"]
+    assert re.search(r"\| memory \| \d+\.\d GiB \|", told)
+    for at, (level, kind, size) in enumerate((("1", "Data", "48K"), ("1", "Instruction", "32K"))):
+        folder = tmp_path / "cache" / f"index{at}"
+        folder.mkdir(parents=True)
+        for name, text in (("level", level), ("type", kind), ("size", size)):
+            (folder / name).write_text(f"{text}\n")
+    assert caches(tmp_path) == "L1 48K"
+    assert caches(tmp_path / "none") == ""
+    assert set(instructions().split(", ")) <= {"", *INSTRUCTIONS}
 
 
 def test_every_benchmark_that_has_a_peer_is_run() -> None:
@@ -192,6 +210,24 @@ def test_waiting_for_quiet_ends_when_others_never_stop(monkeypatch: pytest.Monke
     assert not run_all.wait_for_quiet(60)
     monkeypatch.setattr(run_all, "all_busy_s", lambda: 7.0)
     assert run_all.wait_for_quiet(60)
+
+
+def test_the_grid_and_the_neighbour_reach_the_benchmarks_that_have_them() -> None:
+    labels = [each.label for each in run_all.in_order(list(READERS), grid=True)]
+    grids = {"flexgen --grid", "zero_offload --grid", "vllm_kv --grid"}
+    assert grids == {each for each in labels if "--grid" in each}
+    assert len(labels) == len(run_all.in_order(list(READERS))) + len(grids)
+    for each in run_all.BENCHMARKS:
+        command = each.command(quick=True, result=Path("r.json"), neighbour=True)
+        assert ("--neighbour" in command) == (each.name in ("flexgen", "zero_offload", "vllm_kv"))
+        assert command[-2:] == ["--json", "r.json"]
+        assert "--neighbour" not in each.command(quick=True, result=Path("r.json"))
+
+
+def test_a_grid_does_not_stand_for_the_other_sizes(document: Any) -> None:
+    document["runs"][0] |= {"benchmark": "flexgen", "options": ["--grid", "--neighbour"]}
+    assert "flexgen --grid" in line_of(document, "run")
+    assert "flexgen" in line_of(document, "not run")
 
 
 def test_benchmarks_run_in_the_order_in_which_they_were_asked_for() -> None:

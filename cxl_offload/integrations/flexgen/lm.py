@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from flexgen.pytorch_backend import DeviceType, TorchTensor
 from flexgen.utils import ExecutionEnv, ValueHolder, torch_dtype_to_np_dtype
 
 from cxl_offload.integrations.flexgen.recorder import Queue, Recorder
+from cxl_offload.objects.load_parts import READING, part_of_load
 from cxl_offload.plan.flexgen.layout import weight_homes
 from cxl_offload.renamed import old_names
 
@@ -63,7 +65,8 @@ def _load(spec: Spec, home: Any, policy: Policy) -> TorchTensor:
         weight = home.allocate(shape, dtype, pin_memory=pin)
         parts = (weight,)
     if DUMMY_WEIGHT not in file:
-        weight.load_from_np_file(file)
+        with part_of_load(READING, math.prod(shape) * np.dtype(dtype).itemsize):
+            weight.load_from_np_file(file)
         return weight
     for part in parts:
         part.load_from_np(np.ones(part.shape, torch_dtype_to_np_dtype[part.dtype]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from types import TracebackType
@@ -42,6 +41,7 @@ from cxl_offload.integrations.named_tiers import with_tiers
 from cxl_offload.integrations.planned_threads import planned_threads
 from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import MemorySource, TierStore
+from cxl_offload.objects.load_parts import LoadClock
 from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.ops.threads import threads_by_default
 from cxl_offload.profile.schedule import Progress
@@ -137,7 +137,7 @@ class LoadedModel:
         check_accelerator(request, self.layout, self.session)
         self._open = contextlib.ExitStack()
         self._model: TieredOptLM | None = None
-        self._load_seconds = 0.0
+        self._clock = LoadClock()
 
     @property
     def model(self) -> TieredOptLM:
@@ -149,13 +149,12 @@ class LoadedModel:
     def __enter__(self) -> LoadedModel:
         if version("flexgen") != FLEXGEN_VERSION:
             _log.warning("flexgen %s found, checked with %s", version("flexgen"), FLEXGEN_VERSION)
-        started = time.perf_counter()
         try:
-            self._load()
+            with self._clock:
+                self._load()
         except BaseException as error:
             self._close(error)
             raise
-        self._load_seconds = time.perf_counter() - started
         return self
 
     def __exit__(
@@ -301,7 +300,8 @@ class LoadedModel:
             parameters=self.source.parameters,
             prompt_len=prompt_len,
             gen_len=request.gen_len if request.cut_gen_len else len(costs),
-            load_seconds=self._load_seconds,
+            load_seconds=self._clock.seconds,
+            load_parts=self._clock.parts,
             prefill_seconds=costs[0],
             decode_seconds=_decode_seconds(costs, request, prompt_len),
             projected=request.cut_gen_len is not None,

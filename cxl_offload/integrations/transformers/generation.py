@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +44,7 @@ from cxl_offload.integrations.transformers.tuning import ModelTuning
 from cxl_offload.integrations.transformers.weights import meta_model, store_for
 from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import TierStore
+from cxl_offload.objects.load_parts import LoadClock
 from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.profile.schedule import Progress
@@ -263,7 +263,7 @@ class _Ready:
     inputs: Mapping[str, torch.Tensor]
     tokenizer: Any
     rows_at_once: int | None
-    load_seconds: float
+    load: LoadClock
     device: ModelDevice | None
     kv_there: AcceleratorKv | None
     tuning: ModelTuning | None
@@ -297,17 +297,16 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     )
     check_before_loading(request, described, places, part, inputs["input_ids"])
     tuning = request.tuning.checked(session, store, part)
-    started = time.perf_counter()
-    model = load(
-        request.model,
-        {},
-        dtype=request.dtype,
-        attention=request.attention,
-        distributed=part.distributed(),
-        store=store,
-    )
-    took = time.perf_counter() - started
-    return _Ready(model, store, inputs, tokenizer, rows_at_once, took, device, there, tuning)
+    with LoadClock() as clock:
+        model = load(
+            request.model,
+            {},
+            dtype=request.dtype,
+            attention=request.attention,
+            distributed=part.distributed(),
+            store=store,
+        )
+    return _Ready(model, store, inputs, tokenizer, rows_at_once, clock, device, there, tuning)
 
 
 def _device(
@@ -339,7 +338,8 @@ def _report(
         answers=tuple(ready.tokenizer.batch_decode(new, skip_special_tokens=True)),
         prompt_len=prompt_len,
         gen_len=new.shape[1],
-        load_seconds=ready.load_seconds,
+        load_seconds=ready.load.seconds,
+        load_parts=ready.load.parts,
         prefill_seconds=times[1] - times[0],
         decode_seconds=times[-1] - times[1],
         placement=(

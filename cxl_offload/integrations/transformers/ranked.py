@@ -198,6 +198,7 @@ def report_of_all(mine: GenerateReport, part: RankPart, fill: int) -> GenerateRe
         return mine
     reports: list[GenerateReport] = gathered(mine, part)
     tokens, answers = mine.tokens, mine.answers
+    last = max(reports, key=lambda each: each.load_seconds)
     if part.divided == "rows":
         tokens = joined_rows([each.tokens for each in reports], fill)
         answers = tuple(text for each in reports for text in each.answers)
@@ -207,7 +208,8 @@ def report_of_all(mine: GenerateReport, part: RankPart, fill: int) -> GenerateRe
         tokens=tokens,
         answers=answers,
         gen_len=tokens.shape[1] - mine.prompt_len,
-        load_seconds=max(each.load_seconds for each in reports),
+        load_seconds=last.load_seconds,
+        load_parts=last.load_parts,
         prefill_seconds=max(each.prefill_seconds for each in reports),
         decode_seconds=max(each.decode_seconds for each in reports),
         placement=joined_placement([each.placement for each in reports]),

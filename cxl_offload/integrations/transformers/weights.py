@@ -40,6 +40,7 @@ from cxl_offload.objects.experts import (
     stacked_experts,
 )
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
+from cxl_offload.objects.load_parts import READING, part_of_load
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
 from cxl_offload.tensor_bytes import held_tensors
 
@@ -137,7 +138,8 @@ def placed(
 ) -> tuple[int, torch.Tensor]:
     """A copy of a weight in its place, and its part; as :func:`empty_in_place`."""
     part, made = empty_in_place(store, kind, name, tuple(weight.shape), weight.dtype)
-    return part, filled(made, weight)
+    with part_of_load(READING, weight.nbytes):
+        return part, filled(made, weight)
 
 
 def refuse_numbers(store: TierStore, kind: str, name: str, weight: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,8 @@ def test_every_sample_is_taken_beside_a_neighbour_too(tmp_path: Path) -> None:
     assert neighbour["did"]["copied_bytes_per_s"] > 0
     assert "losses of 3 steps" in told
     assert "stock's fall" in told
+    assert re.search(r"CPUAdam: optimizer, beside stock DeepSpeed \| 1.15 by the lower end", told)
+    assert re.search(r"beside stock DeepSpeed's own fall \| 0.95 by the lower end", told)
     rows = rows_of("zero_offload", document)
     assert sum(row.case.endswith("beside a neighbour") for row in rows) == 4 * len(PARTS)
 
@@ -60,7 +63,9 @@ def test_every_size_of_the_grid_is_compared_with_stock(tmp_path: Path) -> None:
     assert {len(each) for each in steps.values()} == {2}
     assert min(steps["32 x 512"]) > max(steps["1 x 32"])  # the batches have those sizes
     assert told.count("bit-identical") == len(CELLS)
-    assert "bar: whole step 0.98" in told
+    bars = [line for line in told.splitlines() if "0.98 by the lower end" in line]
+    assert len(bars) == 2 * len(CELLS)
+    assert all(": step, beside stock DeepSpeed" in line for line in bars)
     rows = rows_of("zero_offload", document)
     assert len(rows) == len(CELLS) * 2 * len(PARTS)
     assert rows[0].case == "1 x 32, placement: optimizer"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench_flexgen
+from benchmarks import bars, bench_flexgen
 from benchmarks.flexgen_report import falls, phase_result
 from benchmarks.neighbour import BESIDE, QUIET
 from benchmarks.results import rows_of
@@ -20,14 +20,16 @@ CASE = "all on the host"
 OF_ITS_OWN = pytest.mark.slow(reason="starts stock FlexGen in a process of its own")
 
 
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> Any:
-    """The document of a quick run."""
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str, status: int = 0) -> Any:
+    """The document of a quick run, which is asked for next to nothing, or for too much."""
+    least = 1e-9 if status == 0 else 1e9
+    monkeypatch.setitem(bars.ASKED, "flexgen", (bars.Asked(".*", ".*", least),))
     file = folder / "flexgen.json"
     monkeypatch.setattr(bench_flexgen, "SHAPE", OptShape(layers=2, hidden=64, heads=4))
     monkeypatch.setattr(bench_flexgen, "LEAST_EQUAL", 0.5)  # of twelve tokens
     asked = [*SIZE, "--cases", CASE, "--json", str(file), *options]
     monkeypatch.setattr(sys, "argv", ["bench_flexgen", *asked])
-    bench_flexgen.main()
+    assert bench_flexgen.main() == status
     return json.loads(file.read_text())
 
 
@@ -50,7 +52,7 @@ def test_a_neighbour_is_there_in_half_of_the_runs(
         for each in result[phase]["seconds"][BESIDE].values()
     )
     assert neighbour["did"]["seconds"] >= timed
-    assert set(neighbour["cases"]) == {f"{CASE}: prefill", f"{CASE}: decode"}
+    assert set(neighbour["cases"]) == {f"{CASE}, 4 x 6: prefill", f"{CASE}, 4 x 6: decode"}
     assert "stock's fall" in capsys.readouterr().out
     assert sum(row.case.endswith("beside a neighbour") for row in rows_of("flexgen", document)) == 4
 
@@ -59,7 +61,7 @@ def test_a_neighbour_is_there_in_half_of_the_runs(
 def test_no_neighbour_is_there_where_none_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = run(tmp_path, monkeypatch)
+    document = run(tmp_path, monkeypatch, status=1)
     assert "neighbour" not in document
     assert list(document["results"][0]["decode"]["seconds"]) == [QUIET]
 

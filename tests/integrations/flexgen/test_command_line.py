@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,9 @@ def test_run_prints_tables_and_answers_and_writes_what_was_asked(
     out = capsys.readouterr().out
     assert status == 0
     assert "in a GPU's place" in out
+    assert re.search(
+        r"Load \(measured\): fault-in .* GB/s\), reading .* GB/s\), rest ", " ".join(out.split())
+    )
     assert "requested" in out
     assert "realised" in out
     assert "granted" in out

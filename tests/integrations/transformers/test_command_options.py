@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,20 @@ def test_row_ends_after_the_token_that_stops_it(folder: Path, tmp_path: Path) ->
     ended = reported(folder, file, *KV, "--gen-len", "8", "--stop", str(stop))
     rows = [row[whole["prompt_len"] :] for row in ended["tokens"]]
     assert rows == [[*first[: at + 1], *[1] * (7 - at)], other]
+
+
+def test_parts_of_the_load_are_in_the_report(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = reported(folder, tmp_path / "report.json", *WEIGHTS, "--gen-len", "2")
+    made, read, rest = report["measured"]["load_parts"]
+    kinds = [row for row in report["placement"] if row["kind"] != "kv"]
+    assert made["bytes"] == read["bytes"] == sum(row["requested_bytes"] for row in kinds) > 0
+    assert rest["bytes"] == 0
+    seconds = sum(part["seconds"] for part in (made, read, rest))
+    assert seconds == pytest.approx(report["measured"]["load_s"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"Load \(measured\): fault-in .* GB/s\), reading .* GB/s\), rest ", told)
 
 
 def test_warm_up_is_in_no_figure_and_changes_no_token(folder: Path, tmp_path: Path) -> None:
