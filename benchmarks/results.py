@@ -20,7 +20,7 @@ class Row:
     benchmark
         Name of the module without ``bench_``.
     case
-        What was run.
+        What was run; one that ends with ``peak memory`` is of bytes, and no speed.
     beside
         The peer, or the bound.
     ratio, low, high
@@ -178,6 +178,14 @@ def _load(document: Document) -> Iterator[Row]:
         yield _row("load", found["case"], found["beside"], found["ratio"])
 
 
+def _large_checkpoint(document: Document) -> Iterator[Row]:
+    """What was placed is the least memory that the process can have at its peak."""
+    options, found = document["options"], document["ours"]
+    near = document["near_limit_bytes"] / (1 << 30)
+    case = f"{float(options['gib']):g} GiB, {near:g} GiB of them near: peak memory"
+    yield _row("large_checkpoint", case, "the placement's bound", [1 / found["peak_over_placed"]])
+
+
 READERS: dict[str, Callable[[Document], Iterator[Row]]] = {
     "flexgen": _flexgen,
     "transformers": _transformers,
@@ -189,6 +197,7 @@ READERS: dict[str, Callable[[Document], Iterator[Row]]] = {
     "linear": _linear,
     "copy": _copy,
     "load": _load,
+    "large_checkpoint": _large_checkpoint,
     "prediction": _prediction,
     "plan": _plan,
 }

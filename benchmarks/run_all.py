@@ -48,12 +48,16 @@ QUIET_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A module and its options; ``quick`` ones are added for a run of minutes."""
+    """A module and its options; ``quick`` ones are added for a run of minutes.
+
+    ``module`` is its name where that is not ``bench_`` and ``name``.
+    """
 
     name: str
     options: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()
     environment: str = ""
+    module: str = ""
 
     @property
     def label(self) -> str:
@@ -68,7 +72,7 @@ class Benchmark:
         python = ROOT / self.environment / "bin" / "python" if self.environment else sys.executable
         options = [*self.options, *(self.quick if quick else ())]
         options += ["--neighbour"] if neighbour and self.name in WITH_CONDITIONS else []
-        module = f"benchmarks.bench_{self.name}"
+        module = f"benchmarks.{self.module or f'bench_{self.name}'}"
         return [str(python), "-m", module, *options, "--json", str(result)]
 
 
@@ -83,6 +87,7 @@ BENCHMARKS = (
     Benchmark("linear", quick=("--rounds", "5")),
     Benchmark("copy", quick=("--largest", "256MiB")),
     Benchmark("load", quick=("--gib", "1", "--rounds", "3")),
+    Benchmark("large_checkpoint", quick=("--small",), module="large_checkpoint"),
     Benchmark("prediction", quick=("--quick",)),
     Benchmark("plan", ("--measured",), ("--quick",)),
     Benchmark("vllm_kv", quick=("--rounds", "2", "--restarts", "1"), environment=VLLM_ENVIRONMENT),

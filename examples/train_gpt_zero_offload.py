@@ -33,6 +33,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import OPTForCausalLM
 
 import cxl_offload
+from cxl_offload.ops.activations import ActivationUse, OffloadedActivations
 from cxl_offload.ranks import share_machine
 from cxl_offload.topology import load_machine
 
@@ -120,6 +121,14 @@ def progress_bar(console: Console, steps: int, *, shown: bool) -> Iterator[Calla
         yield lambda loss: bar.update(task, advance=1, loss=loss)
 
 
+def activations_row(use: ActivationUse, tier: str) -> str:
+    """What autograd saved there, and how many small tensors and others stayed."""
+    return (
+        f"activations: {use.copies} copies, {use.copied_bytes} bytes to {tier}; "
+        f"{sum(use.kept.values())} saved tensors stayed where they were"
+    )
+
+
 def draw(result: dict[str, Any], path: Path) -> bool:
     """The loss curve; False where matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
@@ -163,6 +172,8 @@ def main() -> None:
         trainer: Trainer = (ZeroTrainer if zero else PlainTrainer)(args, saving)
         result = train(args, trainer, console)
         weights, placed = trainer.weights(), trainer.placed()
+        if isinstance(saving, OffloadedActivations):
+            placed += f"\n{activations_row(saving.use, args.activations)}"
     if share.rank == 0:
         args.output.mkdir(parents=True, exist_ok=True)
         save_model(args, weights, args.output / "model")

@@ -10,11 +10,11 @@ from cxl_offload.topology import Machine
 from cxl_offload.units import whole_bytes
 
 Size: TypeAlias = int | str
-Limits: TypeAlias = Mapping[int, Size] | Mapping[str, Size] | Mapping[int | str, Size]
+RoomLimits: TypeAlias = Mapping[int, Size] | Mapping[str, Size] | Mapping[int | str, Size]
 """Node id, name of a tier or of a Device-DAX device, to bytes or a text such as ``"4GiB"``."""
 
 
-def checked_limits(machine: Machine, limits: Limits) -> tuple[dict[int, int], dict[str, int]]:
+def checked_limits(machine: Machine, limits: RoomLimits) -> tuple[dict[int, int], dict[str, int]]:
     """Bytes by node id, and by name of a Device-DAX device.
 
     Raises

@@ -15,7 +15,7 @@ from cxl_offload import _C
 from cxl_offload.core import MOST_BYTES
 from cxl_offload.memory.asked_pages import AskedPages
 from cxl_offload.memory.bounds import whole_number
-from cxl_offload.memory.limits import Limits, checked_limits
+from cxl_offload.memory.limits import RoomLimits, checked_limits
 from cxl_offload.memory.move_events import moving
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import Bind, PolicyLike, as_policy
@@ -62,7 +62,7 @@ class Session(AskedPages):
         kernel: _C.Kernel,
         machine: Machine,
         *,
-        limits: Limits | None = None,
+        limits: RoomLimits | None = None,
         driver: _C.GpuDriver | None = None,
         max_threads: int | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class Session(AskedPages):
         cls,
         machine: Machine | None = None,
         *,
-        limits: Limits | None = None,
+        limits: RoomLimits | None = None,
         driver: _C.GpuDriver | None = None,
     ) -> Session:
         """The memory of this machine.
@@ -99,7 +99,7 @@ class Session(AskedPages):
         machine: Machine,
         *,
         initiator: int | None = None,
-        limits: Limits | None = None,
+        limits: RoomLimits | None = None,
         process_limit_bytes: int | None = None,
         driver: _C.GpuDriver | None = None,
         max_threads: int | None = None,

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from cxl_offload.errors import CxlOffloadError
 from cxl_offload.memory import Session
-from cxl_offload.memory.limits import Limits, checked_limits
+from cxl_offload.memory.limits import RoomLimits, checked_limits
 from cxl_offload.plan.rank_shares import Member, NodeRequest, assign_homes, divide_nodes
 from cxl_offload.renamed import renamed_attribute, renamed_keywords
 from cxl_offload.topology import Machine, discover, seen_from
@@ -80,7 +80,7 @@ def share_machine(
     machine: Machine | None = None,
     *,
     requests: Mapping[int | str, int] | None = None,
-    limits: Limits | None = None,
+    limits: RoomLimits | None = None,
     gpu: str | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> RankShare:
@@ -177,7 +177,7 @@ def _tell(
     machine: Machine,
     rank: int,
     requests: Mapping[int | str, int] | None,
-    limits: Limits | None,
+    limits: RoomLimits | None,
     gpu: str | None,
 ) -> dict[str, Any]:
     """What this rank says of itself; plain data."""

@@ -201,6 +201,8 @@ def test_every_bar_fits_a_row_of_the_last_run_or_of_the_peers_that_it_lacked() -
     rows += rows_of("flexgen", flexgen(*bench_flexgen.CASES, low=1.0, beside=1.0))
     falls = {"neighbour": {"cases": {f"{OURS}: step": {"beside": RATIO, "falls": RATIO}}}}
     rows += rows_of("zero_offload", zero({OURS: 1.0}) | falls)
+    large = {"options": {"gib": "8.0"}, "near_limit_bytes": 6 << 30}
+    rows += rows_of("large_checkpoint", large | {"ours": {"peak_over_placed": 1.0}})
     for benchmark, bars_asked in ASKED.items():
         of_it = [row for row in rows if row.benchmark == benchmark]
         for each in bars_asked:

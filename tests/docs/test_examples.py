@@ -13,11 +13,13 @@ import cxl_offload
 
 from .blocks import PAGES, ROOT, all_blocks, make_model
 
-# DeepSpeed's run in a process of its own, in tests/integrations/deepspeed/test_readme.py.
+# DeepSpeed's run in a process of its own, in tests/integrations/deepspeed/test_readme.py; Trainer's
+# beside a run without it, in tests/integrations/transformers/test_recipes.py.
+ELSEWHERE = ("import cxl_offload, deepspeed", " Trainer(")
 EXAMPLES = {
     block.where: block.text
     for block in all_blocks("python")
-    if not block.is_marked and "import cxl_offload, deepspeed" not in block.text
+    if not (block.is_marked or any(each in block.text for each in ELSEWHERE))
 }
 
 

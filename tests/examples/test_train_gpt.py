@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_gpt_zero_offload.py"
 TINY = ("--layers", "2", "--hidden", "64", "--heads", "4", "--length", "64", "--steps", "30")
 TINY += ("--bytes", "300000", "--lr", "3e-3", "--machine", "epyc9354-cxl-a")
+LEAST_ACTIVATION = 256 << 10
+"""Smaller tensors stay; of four rows of 64 tokens the inner ones of a layer are as large."""
 TEXTS = ("def run", "import os\nclass Übung:")
 
 
@@ -63,6 +66,11 @@ def test_plain_run_learns_with_its_states_on_the_cxl_node(
     assert_learned(result)
     assert "exp_avg: bytes by node {2: " in printed
     assert "exp_avg_sq: bytes by node {2: " in printed
+    row = re.search(r"activations: (\d+) copies, (\d+) bytes to cxl", printed)
+    assert row is not None
+    micro_batches = 2 * 30
+    assert int(row[1]) >= 2 * micro_batches  # what follows the first linear layer of either layer
+    assert int(row[2]) >= int(row[1]) * LEAST_ACTIVATION
     if importlib.util.find_spec("matplotlib") is not None:
         assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cxl_offload.memory import Bind, Session
-from cxl_offload.memory.limits import Limits
+from cxl_offload.memory.limits import RoomLimits
 from cxl_offload.topology import load_machine
 
 from .machines import MIB
@@ -16,7 +16,7 @@ from .machines import MIB
 def test_limit_of_a_tier_or_a_node_is_kept_in_bytes_or_as_a_text() -> None:
     machine = load_machine("epyc9354-cxl-a")
     (node,) = machine.tier("cxl").nodes
-    said: tuple[Limits, ...] = ({"cxl": "8MiB"}, {node: "8MiB"}, {"cxl": 8 * MIB})
+    said: tuple[RoomLimits, ...] = ({"cxl": "8MiB"}, {node: "8MiB"}, {"cxl": 8 * MIB})
     for limits in said:
         session = Session.simulated(machine, limits=limits)
         assert session.allocate(8 * MIB, Bind((node,))).nbytes == 8 * MIB
@@ -35,7 +35,7 @@ def test_limit_of_a_tier_or_a_node_is_kept_in_bytes_or_as_a_text() -> None:
         ({"nvme": MIB}, "limit of nvme: its nodes are none, and a session counts each node"),
     ],
 )
-def test_limit_that_cannot_be_kept_is_refused(limits: Limits, wrong: str) -> None:
+def test_limit_that_cannot_be_kept_is_refused(limits: RoomLimits, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         Session.simulated(load_machine("epyc9354-cxl-a"), limits=limits)
 

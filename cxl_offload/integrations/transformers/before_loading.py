@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.fit import Need, check_fit, room
+from cxl_offload.integrations.fit import check_fit, room
 from cxl_offload.integrations.transformers.accelerator_kv import AcceleratorKv
 from cxl_offload.integrations.transformers.checkpoint import ModelFiles
 from cxl_offload.integrations.transformers.config_checks import check_windows
@@ -28,11 +28,8 @@ from cxl_offload.integrations.transformers.room import KvMemory
 from cxl_offload.integrations.transformers.row_parts import check_rows
 from cxl_offload.integrations.transformers.run_checks import check_stop
 from cxl_offload.integrations.transformers.state_sizes import StateSizes
-from cxl_offload.integrations.transformers.weights import (
-    staying,
-    store_for,
-    weight_bytes,
-)
+from cxl_offload.integrations.transformers.weight_room import weight_needs
+from cxl_offload.integrations.transformers.weights import store_for
 from cxl_offload.memory import Session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.plan.equations.row_states import STATES
@@ -87,10 +84,11 @@ def check_before_loading(
     part.check(model)
     config, device = text_config(model), places.device
     kept = request.kept_as() or model.dtype
+    ranks = part.size if part.divided == "tensors" else 1
     sizes = KvSizes(
         rows=rows,
         positions=prompt_len + request.gen_len - 1,
-        divided_by=part.size if part.divided == "tensors" else 1,
+        divided_by=ranks,
         accelerator=places.kv_there,
     )
     states = StateSizes(
@@ -106,7 +104,7 @@ def check_before_loading(
     _check_prefixes(request, places, part, model)
     check_length(Path(request.model).name, prompt_len, request.gen_len, config)
     check_stop(request.stop, config)
-    needs = _weight_needs(request, places, part, model)
+    needs = weight_needs(model, request.model, places.policies, places.store, divided_by=ranks)
     if "kv" in places.policies:
         whole, policy = request.whole_sequences, places.policies["kv"]
         needs += kv_needs(config, kept, policy, sizes, whole_sequences=whole)
@@ -121,12 +119,3 @@ def _check_prefixes(request: GenerateRun, places: RunPlaces, part: RankPart, mod
     part.check_alone("prefixes are kept")
     kv = KvMemory(store_for(places.policies, places.session), request.kept_as())
     checked_prefixes(model, request.prefixes, kv, places.session)
-
-
-def _weight_needs(
-    request: GenerateRun, places: RunPlaces, part: RankPart, model: Any
-) -> list[Need]:
-    policies = places.policies
-    found = weight_bytes(model, policies, request.model, without=staying(places.store, model))
-    weights = ((kind, count) for kind, count in found.items() if kind in policies)
-    return [Need(kind, "host", policies[kind], part.least_bytes(n), 1) for kind, n in weights]

@@ -26,6 +26,7 @@ from cxl_offload.integrations.transformers.layer_shares import split_shares
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.integrations.transformers.read_errors import unloadable
 from cxl_offload.integrations.transformers.weight_files import FileWeights
+from cxl_offload.integrations.transformers.weight_room import check_weights_fit
 from cxl_offload.integrations.transformers.weights import (
     empty_in_place,
     is_plain,
@@ -81,7 +82,8 @@ def load(
     session
         What allocates; None means the current session.
     store
-        Counts the bytes by kind, if the caller wants to know; then it also has the policies.
+        Counts the bytes by kind, if the caller wants to know; then it also has the policies, and
+        the caller has seen that they fit.
 
     Returns
     -------
@@ -94,7 +96,8 @@ def load(
         No checkpoint there, one that is quantized in a way that transformers cannot load here, or
         an unknown kind, tier or node.
     MemoryError
-        A node has no room; before anything is loaded where that can be known.
+        A node has no room: one line, before a weight is read. Of a quantized checkpoint the least
+        that its files say is known by then, and the rest where it is allocated.
     """
     if store is None:
         session = session or current_session()
@@ -103,6 +106,7 @@ def load(
         on_accelerator = asked.accelerator is not None
         chosen = chosen_policies(split.on_host, session, on_accelerator=on_accelerator)
         store = store_for(chosen, session, shares=split.layers)
+        check_weights_fit(folder, chosen, store, session, dtype=dtype, distributed=distributed)
     found = ModelFiles.at(folder)
     config = found.config()
     options = found.model_options(config)

@@ -64,10 +64,6 @@ class RankPart:
             )
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
-    def least_bytes(self, nbytes: int) -> int:
-        """Of so many bytes of a model or its cache, what it has at least."""
-        return -(-nbytes // self.size) if self.divided == "tensors" else nbytes
-
     def distributed(self) -> DistributedConfig | None:
         """How transformers divides the weights."""
         if self.size == 1 or self.divided != "tensors":

@@ -24,6 +24,7 @@ from cxl_offload.memory import Session
 
 from .ecosystem import needed
 from .models import VOCAB, make
+from .training_recipes import assert_trains_alike_in_a_tier, make_model_with_words
 
 POLICIES = {"kv": "bind:2", "weights": "bind:1"}
 WORDS = ["a good day for all", "no day is as good as this", "all of this is for a day"]
@@ -78,6 +79,15 @@ def test_supervised_tuning_of_trl_learns_alike_with_states_and_activations_in_a_
     assert len(stock) == 3
     assert stock[-1] != stock[0]
     assert ours == pytest.approx(stock, abs=1e-4)
+
+
+def test_recipe_of_trl_runs_as_pasted_with_the_losses_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed("datasets"), needed("trl")
+    make_model_with_words(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert_trains_alike_in_a_tier("SFTTrainer", monkeypatch)
 
 
 def local_tasks(folder: Path) -> Any:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import large_checkpoint
+from benchmarks import large_checkpoint, run_all
+from benchmarks.bars import bars_of
+from benchmarks.results import rows_of
 from cxl_offload import Session, load_machine
 from cxl_offload.integrations.transformers import load
 
@@ -49,16 +52,36 @@ def test_near_node_alone_has_no_room_for_it(tmp_path: Path) -> None:
     del model
 
 
-def test_damaged_tokens_and_memory_miss_a_bar() -> None:
-    document = {
-        "checkpoint_bytes": 100,
-        "near_limit_bytes": 60,
+def document(peak: float, gib: float = 8.0) -> dict[str, Any]:
+    return {
+        "options": {"gib": str(gib)},
+        "checkpoint_bytes": 8 << 30,
+        "near_limit_bytes": 6 << 30,
         "tokens_equal": True,
-        "ours": {"near_bytes": 60, "peak_over_placed": 1.02},
+        "ours": {"near_bytes": 6 << 30, "peak_over_placed": peak},
     }
-    assert all(large_checkpoint.bars(document, small=False).values())
-    for change in ({"tokens_equal": False}, {"near_limit_bytes": 59}):
-        assert not all(large_checkpoint.bars({**document, **change}, small=False).values())
-    over = {**document, "ours": {"near_bytes": 60, "peak_over_placed": 1.021}}
-    assert not all(large_checkpoint.bars(over, small=False).values())
-    assert all(large_checkpoint.bars(over, small=True).values())
+
+
+def test_damaged_tokens_and_memory_miss_a_bar() -> None:
+    found = document(1.02)
+    assert len(large_checkpoint.bars(found)) == 4
+    assert all(large_checkpoint.bars(found).values())
+    for change in ({"tokens_equal": False}, {"near_limit_bytes": (6 << 30) - 1}):
+        assert not all(large_checkpoint.bars({**found, **change}).values())
+    assert not all(large_checkpoint.bars(document(1.021)).values())
+    assert all(large_checkpoint.bars(document(1.021, gib=1 / 16)).values())  # it asks no such thing
+
+
+def test_run_of_all_benchmarks_has_its_row_and_asks_for_two_percent() -> None:
+    (benchmark,) = run_all.in_order(["large_checkpoint"])
+    command = benchmark.command(quick=True, result=Path("out.json"))
+    assert command[1:3] == ["-m", large_checkpoint.__name__]
+    assert "--small" in command
+    (row,) = rows_of("large_checkpoint", document(1.25))
+    assert (row.case, row.ratio) == ("8 GiB, 6 GiB of them near: peak memory", 0.8)
+    assert row.of_bound
+    assert not row.slower  # a bound is no peer
+    verdicts = [
+        [bar.met for bar in bars_of("large_checkpoint", document(at))] for at in (1.02, 1.03)
+    ]
+    assert verdicts == [[True], [False]]

@@ -22,7 +22,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from benchmarks.llama_cpp_peer import write_gguf
-from cxl_offload.integrations.transformers import load, loading
+from cxl_offload.integrations.transformers import load, loading, offload
 from cxl_offload.memory import Session
 
 from .conftest import machine
@@ -101,6 +101,34 @@ def measured(model: str, ours: bool, dtype: str = "auto", small: str = "") -> di
     }
 
 
+def plain(folder: Path, layers: int = 12) -> dict[str, Any]:
+    llama(layers).save_pretrained(folder)
+    return {"model": str(folder)}
+
+
+def measured_generating(model: str, small: str, doubled: bool) -> dict[str, int]:
+    """The most memory beside the tiers from load() to the last token, after a small model's."""
+    torch.set_num_threads(1)
+    loaded_and_generated(small, Session.simulated(machine()), doubled=False)
+    session, found = Session.simulated(machine()), list[int]()
+    start = anonymous_bytes()
+    with most_beside(session, found):
+        placed = loaded_and_generated(model, session, doubled=doubled)
+    return {"beside": max(found) - start, "placed": placed, "largest": 0}
+
+
+def loaded_and_generated(model: str, session: Session, *, doubled: bool) -> int:
+    """Bytes that were placed; ``doubled``: one layer's MLP is in ordinary memory once more."""
+    made = load(model, POLICIES, session=session)
+    mlp = made.model.layers[0].mlp
+    again = [weight.clone() for weight in mlp.parameters() if doubled]
+    with offload(made, {"kv": "bind:2"}, session=session):
+        ids = torch.arange(3, 35)[None]
+        made.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, pad_token_id=0)
+    del again
+    return session.stats().asked_bytes.peak
+
+
 def serve() -> None:
     """Measures in a child of its own what each line asks; what all need is imported once."""
     for line in sys.stdin:
@@ -108,7 +136,9 @@ def serve() -> None:
         if not child:
             status = 1
             try:
-                sys.stdout.write(f"{json.dumps(measured(**json.loads(line)))}\n")
+                asked = json.loads(line)
+                answer = measured_generating if "doubled" in asked else measured
+                sys.stdout.write(f"{json.dumps(answer(**asked))}\n")
                 sys.stdout.flush()
                 status = 0
             except BaseException:
@@ -167,3 +197,16 @@ def test_weights_are_put_together_in_their_place(
     assert found["placed"] > 90e6
     limit = 0.02 * found["placed"] + tensors * found["largest"]
     assert (found["beside"] <= limit) is ours, (found, limit)
+
+
+@pytest.mark.parametrize("doubled", [False, True], ids=["once", "control"])
+def test_peak_from_load_to_the_last_token_is_two_percent_over_the_placement_at_most(
+    doubled: bool, tmp_path: Path, measure: Measure
+) -> None:
+    """The control keeps 6 of 120 MiB of weights in ordinary memory once more."""
+    (tmp_path / "small").mkdir()
+    (tmp_path / "large").mkdir()
+    small = plain(tmp_path / "small", 1)["model"]
+    found = measure(**plain(tmp_path / "large"), small=small, doubled=doubled)
+    assert found["placed"] > 120e6
+    assert (found["beside"] <= 0.02 * found["placed"]) is not doubled, found

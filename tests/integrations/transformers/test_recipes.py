@@ -18,6 +18,7 @@ from cxl_offload.memory import Session
 
 from .conftest import machine
 from .models import VOCAB, generate, make
+from .training_recipes import assert_trains_alike_in_a_tier, make_model_with_words
 
 POLICIES = {"kv": "bind:2", "weights": "bind:1"}
 
@@ -137,3 +138,12 @@ def test_trainer_learns_alike_with_states_and_activations_in_a_tier(
     assert len(stock) == 4
     assert ours == pytest.approx(stock, abs=1e-4)
     assert stock[-1] != stock[0]
+
+
+def test_recipe_of_the_trainer_runs_as_pasted_with_the_losses_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    make_model_with_words(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert_trains_alike_in_a_tier("Trainer", monkeypatch)
