@@ -16,7 +16,7 @@ from .models import ALIKE, FAMILIES, ONLY_EAGER, generate, make, prompts
 
 CXL = {"kv": "bind:2"}
 HELPED = tuple(family for family in ALIKE if family not in ("llama", "mistral", "gemma3", "gpt2"))
-"""Those and the ones of eager attention alone: test_tokens.py, candidates out of full windows."""
+"""The others, but for GPT-2, are in test_tokens.py: candidates out of full windows."""
 DRAWN: dict[str, Any] = {"do_sample": True, "top_p": 0.95, "temperature": 0.8}
 
 
