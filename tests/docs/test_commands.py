@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from cxl_offload.cli.main import main
 
@@ -44,6 +45,20 @@ def commands(block: Block) -> list[list[str]]:
         begun = ""
     assert not begun, f"{block.where}: a quotation without an end"
     return [words for words in found if words]
+
+
+def started(words: list[str]) -> list[list[str]]:
+    """The command before ``--`` and those after it; of torchrun, what it starts.
+
+    It ends by itself at an option that torchrun does not have.
+    """
+    if "--" in words:
+        at = words.index("--")
+        return [*started(words[:at]), *started(words[at + 1 :])]
+    if words[:1] != ["torchrun"]:
+        return [words]
+    asked = get_args_parser().parse_args(words[1:])
+    return started([asked.training_script, *asked.training_script_args])
 
 
 def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -95,15 +110,25 @@ def test_options_of_commands_that_are_not_run_exist(
     """What needs a GPU is not run, but its options are those of the command."""
     known: dict[tuple[str, ...], set[str]] = {}
     for block in MARKED.values():
-        for words in commands(block):
-            if words[0] != "cxl-offload":
+        for command, *own in (each for words in commands(block) for each in started(words)):
+            if command != "cxl-offload":
                 continue
-            own = words[1 : words.index("--")] if "--" in words else words[1:]
             name = tuple(own[: 2 if own[0] == "plan" else 1])
             if name not in known:
                 known[name] = options_of(list(name), monkeypatch, capsys)
             given = {word.partition("=")[0] for word in own if word.startswith("--")}
             assert given <= known[name], f"{block.where}: {sorted(given - known[name])}"
+
+
+def test_commands_that_others_start_are_looked_at_too() -> None:
+    own = ["cxl-offload", "generate", "--ranks", "rows"]
+    by_torchrun = ["torchrun", "--nproc-per-node", "2", "--no-python", *own]
+    assert started(by_torchrun) == [own]
+    assert started(["cxl-offload", "run", "--", *by_torchrun]) == [["cxl-offload", "run"], own]
+    with pytest.raises(SystemExit):
+        started(["torchrun", "--nproc-per-knot", "2", "train.py"])
+    lines = [words for block in MARKED.values() for words in commands(block)]
+    assert [words for words in lines if words[0] == "torchrun" and "cxl-offload" in words]
 
 
 def verdicts() -> dict[str, tuple[str, str, tuple[str, ...]]]:

@@ -16,6 +16,7 @@ from cxl_offload.ops.adam import CPUAdam
 from cxl_offload.ops.lion import CPULion
 from cxl_offload.ops.state_codes import float_state_dict
 
+from ..integrations.transformers.ecosystem import needed
 from ..memory.machines import simulated_memory
 from .tensors import bits
 from .test_optimizer_loading import picture
@@ -180,13 +181,14 @@ def test_states_of_bitsandbytes_are_loaded() -> None:
 
 @pytest.mark.parametrize("peer", ["torchao.optim", "bitsandbytes.optim"])
 def test_checkpoints_of_peers_are_loaded(peer: str) -> None:
-    theirs_of = pytest.importorskip(peer).AdamW8bit
+    theirs_of = needed(peer).AdamW8bit
     theirs_params, plain = (
         [torch.nn.Parameter(torch.ones(64, 128))],
         CPUAdam([torch.nn.Parameter(torch.ones(64, 128))], lr=1e-3),
     )
     theirs = theirs_of(theirs_params, lr=1e-3)
-    train(theirs, theirs_params, range(1))
+    with torch.compiler.set_stance("force_eager"):  # torchao compiles its step for half a minute
+        train(theirs, theirs_params, range(1))
     train(plain, plain.param_groups[0]["params"], range(1))
     optimizer = CPUAdam([torch.nn.Parameter(torch.ones(64, 128))], **BYTES)
     optimizer.load_state_dict(theirs.state_dict())

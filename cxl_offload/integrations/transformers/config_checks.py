@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,13 @@ _SIZES = (
     *("max_position_embeddings", "n_positions", "decoder_sparse_step"),
 )
 """Keys of numbers that are 1 or more in every decoder. Lists with one for each layer pass."""
+_ROPES = ("rope_parameters", "rope_scaling")
+_BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
+_ROTARY = (
+    *("factor", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor"),
+    *("beta_fast", "beta_slow", "original_max_position_embeddings"),
+)
+"""Keys of what positions are turned by. With 0 some divide by it, and make tokens of nonsense."""
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _WARN = ("transformers.configuration_utils", "transformers.modeling_rope_utils")
 _MOST_LEVELS = 20
@@ -88,6 +96,7 @@ def check_sizes(file: Path) -> None:
             _check_size(file, f"{prefix}{key}", part.get(key), key in _LAYERS)
         _check_heads(file, prefix, part)
         _check_experts(file, prefix, part)
+        _check_positions(file, prefix, part)
 
 
 def check_windows(file: Path, config: Any) -> None:
@@ -135,6 +144,30 @@ def _check_experts(file: Path, prefix: str, said: Mapping[str, Any]) -> None:
             f"{file}: {prefix}num_experts_per_tok: must be at least 1 and at most the {said[key]} "
             f"of {key}, not {asked}"
         )
+
+
+def _check_positions(file: Path, prefix: str, said: Mapping[str, Any]) -> None:
+    for key, value in _rotary_numbers(said):
+        for number in value if isinstance(value, list) else [value]:
+            is_number = isinstance(number, int | float) and not isinstance(number, bool)
+            if is_number and not 0 < number < math.inf:
+                raise ConfigError(
+                    f"{file}: {prefix}{key}: must be finite and above 0, not {number}"
+                )
+
+
+def _rotary_numbers(said: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Those of all layers, and of each kind of layers where they differ."""
+    yield from ((key, said[key]) for key in _BASES if key in said)
+    for name in _ROPES:
+        asked = said.get(name)
+        if not isinstance(asked, Mapping):
+            continue
+        kinds = {
+            f"{name}.{kind}": part for kind, part in asked.items() if isinstance(part, Mapping)
+        }
+        for where, part in {name: asked, **kinds}.items():
+            yield from ((f"{where}.{key}", part[key]) for key in _BASES + _ROTARY if key in part)
 
 
 def _is_whole(value: Any) -> bool:

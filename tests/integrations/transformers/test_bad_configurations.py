@@ -19,6 +19,8 @@ from cxl_offload.integrations.transformers.config_checks import MOST_LAYERS
 from .commands import command, run
 from .models import make
 
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 7 + [0.0]}
+ABOVE_0 = "must be finite and above 0, not"
 YARN = {"rope_type": "yarn", "rope_theta": 1e4}
 
 
@@ -148,6 +150,57 @@ def test_experts_and_windows_that_cannot_be_are_refused(
 ) -> None:
     line = the_line(changed(experts, tmp_path / "model", **config), capsys)
     assert line.startswith(said)
+
+
+@pytest.mark.usefixtures("nothing_built")
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"rope_theta": 0}, f"rope_theta: {ABOVE_0} 0"),
+        ({"rope_theta": -1e4}, f"rope_theta: {ABOVE_0} -10000.0"),
+        ({"rope_theta": float("nan")}, f"rope_theta: {ABOVE_0} nan"),
+        ({"rope_theta": float("inf")}, f"rope_theta: {ABOVE_0} inf"),
+        ({"rope_local_base_freq": 0.0}, f"rope_local_base_freq: {ABOVE_0} 0.0"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+            f"rope_parameters.rope_theta: {ABOVE_0} 0",
+        ),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 0}}},
+            f"rope_parameters.sliding_attention.rope_theta: {ABOVE_0} 0",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, f"rope_scaling.factor: {ABOVE_0} 0"),
+        (
+            {"rope_parameters": {**YARN, "factor": 0.0}},
+            f"rope_parameters.factor: {ABOVE_0} 0.0",
+        ),
+        ({"rope_parameters": LONG}, f"rope_parameters.long_factor: {ABOVE_0} 0.0"),
+    ],
+)
+def test_positions_that_would_be_turned_by_nonsense_are_refused(
+    config: dict[str, Any],
+    said: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = changed(folder, tmp_path / "model", **config)
+    assert the_line(model, capsys) == said
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_theta": 5e5, "rope_parameters": None},
+        {"rope_theta": None, "rope_scaling": None},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0.5}},
+    ],
+)
+def test_positions_that_a_model_may_have_are_taken(
+    config: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    model = changed(folder, tmp_path / "model", **config)
+    assert run(command(model, "--place", "kv=cxl", "--gen-len", "2")) == 0
 
 
 def test_configuration_of_a_part_is_named_with_the_part(folder: Path, tmp_path: Path) -> None:

@@ -24,9 +24,8 @@ from cxl_offload.integrations.transformers import load, offload
 from cxl_offload.memory import Session
 
 from .conftest import machine
+from .ecosystem import needed
 from .models import PAD, VOCAB, generate
-
-pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
 
 POLICIES = {"kv": "bind:2", "weights": "bind:1"}
 KINDS: dict[str, dict[str, Any]] = {
@@ -39,6 +38,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "bnb_4bit_compute_dtype": torch.bfloat16,
     },
 }
+
+
+@pytest.fixture(autouse=True)
+def bitsandbytes() -> None:
+    needed("bitsandbytes")
 
 
 def make(width: int = 128, inner: int = 256) -> PreTrainedModel:

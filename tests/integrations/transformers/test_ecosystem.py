@@ -30,6 +30,18 @@ POLICIES = {"kv": "bind:2", "weights": "bind:1"}
 WORDS = ["a good day for all", "no day is as good as this", "all of this is for a day"]
 
 
+def test_package_that_is_missing_fails_where_it_is_required(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CXL_OFFLOAD_REQUIRE_ECOSYSTEM", "1")
+    for name in ("no_such_package", "torch.no_such_part"):
+        with pytest.raises(pytest.fail.Exception, match=f"{name} is not installed"):
+            needed(name)
+    monkeypatch.delenv("CXL_OFFLOAD_REQUIRE_ECOSYSTEM")
+    with pytest.raises(pytest.skip.Exception, match="make test-ecosystem"):
+        needed("no_such_package")
+
+
 def words() -> PreTrainedTokenizerFast:
     known = sorted({word for text in WORDS for word in text.split()})
     ids = {"<unk>": 0, "<pad>": 1, "</s>": 2, **{word: at for at, word in enumerate(known, 3)}}

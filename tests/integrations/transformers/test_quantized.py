@@ -114,7 +114,7 @@ def save_quantized(kind: str, folder: Path) -> None:
         made.save_pretrained(folder)
         return
     if kind.startswith("compressed"):
-        pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+        needed("compressed_tensors")
     quantize_files(kind, folder)
 
 
@@ -205,7 +205,7 @@ def test_weights_that_would_be_decompressed_elsewhere_are_refused(
 def test_gguf_file_gives_the_same_tokens_as_stock(
     kind: str, session: Session, tmp_path: Path
 ) -> None:
-    pytest.importorskip("gguf", reason="gguf is not installed")
+    needed("gguf")
     model = make("llama")
     path = tmp_path / f"model-{kind}.gguf"
     write_gguf(model, path, kind)
