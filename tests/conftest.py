@@ -28,6 +28,9 @@ TESTS_UNTIL = float(os.environ.get("CXL_OFFLOAD_TESTS_UNTIL", "inf"))
 LEFT_OUT = "NOT RUN"
 """What is said of the tests that would have begun later."""
 
+LEFT_OUT_FILE = os.environ.get("CXL_OFFLOAD_LEFT_OUT_FILE")
+"""Where it is said too, a line for each run of pytest: CI reads it for its last lines."""
+
 # A shell has these ignored in what it starts in the background, and so they would be in every
 # program that a test starts and interrupts.
 for _each, _default in (
@@ -145,14 +148,23 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says how many tests were left out, and the first and the last of them."""
+    """Says how many tests were left out, and of which files."""
     skipped = terminalreporter.getreports("skipped")
-    names = [each.nodeid for each in skipped if LEFT_OUT in str(each.longrepr)]
-    if names:
-        terminalreporter.write_line(
-            f"{LEFT_OUT}, the time of the run was over: {len(names)} tests, {names[0]} to "
-            f"{names[-1]}"
-        )
+    said = what_was_left_out([each.nodeid for each in skipped if LEFT_OUT in str(each.longrepr)])
+    if said:
+        terminalreporter.write_line(said)
+        if LEFT_OUT_FILE is not None:
+            with open(LEFT_OUT_FILE, "a", encoding="utf-8") as kept:
+                kept.write(f"{said}\n")
+
+
+def what_was_left_out(names: list[str]) -> str:
+    """One line: every file that has such tests, and how many; empty where there are none."""
+    if not names:
+        return ""
+    files = collections.Counter(name.partition("::")[0] for name in names)
+    listed = ", ".join(f"{file} ({count})" for file, count in files.items())
+    return f"{LEFT_OUT}, the time of the run was over: {len(names)} tests, of {listed}"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -48,15 +48,21 @@ def test_test_over_its_budget_fails_unless_it_is_marked(
 def test_no_test_begins_when_the_time_of_the_run_is_over(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, left_s: float, outcome: str
 ) -> None:
+    told = pytester.path / "left_out"
+    monkeypatch.setenv("CXL_OFFLOAD_LEFT_OUT_FILE", str(told))
     monkeypatch.setenv("CXL_OFFLOAD_TESTS_UNTIL", str(time.time() + left_s))
     pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers = slow: as here\n")
     pytester.makepyfile("def test_one(): pass")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs")
     result.assert_outcomes(**{outcome: 1})
+    assert told.exists() == (outcome == "skipped")
     if outcome == "skipped":
         result.stdout.fnmatch_lines(["*NOT RUN: the time that CXL_OFFLOAD_TESTS_UNTIL gives*"])
-        result.stdout.fnmatch_lines(["NOT RUN, the time of the run was over: 1 tests, *test_one*"])
+        (line,) = told.read_text().splitlines()
+        assert line.startswith("NOT RUN, the time of the run was over: 1 tests, of test_no_test")
+        assert line.endswith(".py (1)")
+        result.stdout.fnmatch_lines([line.replace("[", "[[]")])
 
 
 def order_of_files(pytester: pytest.Pytester, *options: str) -> list[str]:
