@@ -28,7 +28,7 @@ from benchmarks.tune_cases import (
     published_tiers,
     random_case,
 )
-from benchmarks.tune_experts import measured_requests, peers, run_hot, zipf_mixtral
+from benchmarks.tune_experts import measured_requests, peers, run_most_used, zipf_mixtral
 from benchmarks.tune_phases import Pair, gains, recovered
 from benchmarks.tune_plot import plot
 from cxl_offload.tune import (
@@ -47,21 +47,21 @@ CLOSE = 0.03
 
 
 def score_experts(exponent: float, tokens: int) -> list[dict[str, Any]]:
-    """Hot experts on every published machine against the oracle and the peers."""
+    """The most used experts near, on every published machine against the oracle and the peers."""
     asked = measured_requests(zipf_mixtral(exponent, seed=1), tokens, seed=2)
     others = peers(asked, seed=3)
-    hot = run_hot(asked)
+    ours = run_most_used(asked)
     rows = []
     for tiers in published_tiers():
         rates = (tiers.rate, tiers.rate * tiers.ratios.bandwidth)
-        took = hot.seconds(*rates)
+        took = ours.seconds(*rates)
         rows.append(
             {
                 "machine": tiers.name,
                 "exponent": exponent,
-                "near_hits": hot.near / (hot.near + hot.far),
+                "near_hits": ours.near / (ours.near + ours.far),
                 "over_oracle": took / others["oracle"].seconds(*rates) - 1,
-                "moved_of_traffic": hot.moved_of_all,
+                "moved_of_traffic": ours.moved_of_all,
                 "faster_than": {
                     name: one.seconds(*rates) / took - 1
                     for name, one in others.items()
@@ -74,7 +74,7 @@ def score_experts(exponent: float, tokens: int) -> list[dict[str, Any]]:
 
 def print_experts(rows: list[dict[str, Any]]) -> None:
     names = list(rows[0]["faster_than"])
-    print("\nHot experts of a tiny Mixtral, a quarter near; requests measured, times simulated")
+    print("\nExperts of a tiny Mixtral, a quarter near; requests measured, times simulated")
     print("| machine, far tier | Zipf | near hits | slower than the oracle | moved of traffic | "
           + " | ".join(f"faster than {name}" for name in names) + " |")  # fmt: skip
     print("|---|" + "---:|" * (4 + len(names)))

@@ -1,4 +1,4 @@
-"""Experts of a tiny Mixtral: what its tokens ask for, and what keeping the hot ones near gains.
+"""Experts of a tiny Mixtral: what its tokens ask for, and what keeping the most used near gains.
 
 The requests are *measured*: a Mixtral with random weights computes on this machine's CPU, and what
 its routers choose is counted. Its router rows lean towards some experts, so that requests are
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cxl_offload import zeros
 from cxl_offload.memory import Session
 from cxl_offload.topology import load_machine
-from cxl_offload.tune import HotParts, Slice
+from cxl_offload.tune import MostUsedParts, Slice
 
 LAYERS, EXPERTS, ASKED = 4, 16, 2
 NEAR_PART = 4
@@ -88,7 +88,7 @@ def measured_requests(model: Any, tokens: int, seed: int) -> NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class HotRun:
+class ExpertReads:
     """Parts that were read near and far, of a run over the same requests.
 
     Attributes
@@ -112,7 +112,7 @@ class HotRun:
         return self.near / near_rate + self.far / far_rate + self.moved / slower
 
 
-def run_hot(asked: NDArray[np.float64]) -> HotRun:
+def run_most_used(asked: NDArray[np.float64]) -> ExpertReads:
     """The requests replayed on simulated pages, experts moving as they are asked for.
 
     Which experts move does not depend on the machine, only what that gains does.
@@ -123,7 +123,7 @@ def run_hot(asked: NDArray[np.float64]) -> HotRun:
     session = Session.simulated(load_machine("epyc9354-cxl-a"))
     tokens, parts = asked.shape
     stack = zeros((parts, PART_BYTES), dtype=torch.uint8, policy=f"bind:{far}", session=session)
-    hot = HotParts(
+    ours = MostUsedParts(
         {str(at): [Slice(stack[at].data_ptr(), PART_BYTES)] for at in range(parts)},
         near=[near], far=[far], room_bytes=parts // NEAR_PART * PART_BYTES, session=session,
         budget_bytes_per_round=4 * PART_BYTES,
@@ -131,26 +131,28 @@ def run_hot(asked: NDArray[np.float64]) -> HotRun:
     half = (0, 0, 0)
     for token in range(tokens):
         if token == tokens // 2:
-            half = (hot.asked_bytes, hot.near_bytes, hot.moved_bytes)
-        hot.round(asked[token])
-    if hot.granted() != hot.hot.near:
+            half = (ours.asked_bytes, ours.near_bytes, ours.moved_bytes)
+        ours.round(asked[token])
+    if ours.granted() != ours.most_used.near:
         raise AssertionError("experts are not where the last decision said")
     read, hits, moved = (
         (end - begin) / PART_BYTES
-        for end, begin in zip((hot.asked_bytes, hot.near_bytes, hot.moved_bytes), half, strict=True)
+        for end, begin in zip(
+            (ours.asked_bytes, ours.near_bytes, ours.moved_bytes), half, strict=True
+        )
     )
-    return HotRun(hits, read - hits, moved, hot.moved_bytes / hot.asked_bytes)
+    return ExpertReads(hits, read - hits, moved, ours.moved_bytes / ours.asked_bytes)
 
 
-def fixed(asked: NDArray[np.float64], chosen: NDArray[np.intp]) -> HotRun:
+def fixed(asked: NDArray[np.float64], chosen: NDArray[np.intp]) -> ExpertReads:
     """The same half of the requests with these parts near all the time."""
     later = asked[len(asked) // 2 :]
     hits = float(later[:, chosen].sum())
-    return HotRun(hits, float(later.sum()) - hits)
+    return ExpertReads(hits, float(later.sum()) - hits)
 
 
-def peers(asked: NDArray[np.float64], seed: int) -> dict[str, HotRun]:
-    """What hot experts are held against; the oracle knows how often each will have been asked."""
+def peers(asked: NDArray[np.float64], seed: int) -> dict[str, ExpertReads]:
+    """What moving is compared with; the oracle knows how often each expert will have been asked."""
     parts = asked.shape[1]
     room = parts // NEAR_PART
     order = np.argsort(-asked.sum(axis=0), kind="stable")

@@ -139,6 +139,30 @@ RENAMED: dict[str, str] = {
     "cxl_offload.profile.model.Mode": "cxl_offload.profile.model.MeasureMode",
     "cxl_offload.sim.machine.Way": "cxl_offload.sim.machine.ReadOrWrite",
     "cxl_offload.plan.laws.mixed_tier.Access": "cxl_offload.sim.machine.ReadOrWrite",
+    # the most used near
+    "cxl_offload.integrations.transformers.hot_caches": (
+        "cxl_offload.integrations.transformers.near_caches"
+    ),
+    "cxl_offload.integrations.transformers.hot_caches.HotCaches": (
+        "cxl_offload.integrations.transformers.near_caches.NearCaches"
+    ),
+    "cxl_offload.integrations.transformers.hot_experts": (
+        "cxl_offload.integrations.transformers.most_used_experts"
+    ),
+    "cxl_offload.integrations.transformers.hot_experts.HotExperts": (
+        "cxl_offload.integrations.transformers.most_used_experts.MostUsedExperts"
+    ),
+    "cxl_offload.tune.HotParts": "cxl_offload.tune.MostUsedParts",
+    "cxl_offload.tune.HotRows": "cxl_offload.tune.MostUsedRows",
+    "cxl_offload.tune.HotRule": "cxl_offload.tune.MostUsedRule",
+    "cxl_offload.tune.HotSet": "cxl_offload.tune.MostUsedItems",
+    "cxl_offload.tune.hot": "cxl_offload.tune.most_used",
+    "cxl_offload.tune.hot.HotRule": "cxl_offload.tune.MostUsedRule",
+    "cxl_offload.tune.hot.HotSet": "cxl_offload.tune.MostUsedItems",
+    "cxl_offload.tune.hot_parts": "cxl_offload.tune.most_used_parts",
+    "cxl_offload.tune.hot_parts.HotParts": "cxl_offload.tune.MostUsedParts",
+    "cxl_offload.tune.hot_rows": "cxl_offload.tune.most_used_rows",
+    "cxl_offload.tune.hot_rows.HotRows": "cxl_offload.tune.MostUsedRows",
     # files
     "cxl_offload.profile.codec": "cxl_offload.files.codec",
     "cxl_offload.topology.document": "cxl_offload.files.document",

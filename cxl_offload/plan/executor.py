@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, TypeVar
 
 from cxl_offload.plan.hardware import GPU, NVME, Hardware
@@ -63,6 +63,23 @@ class KindBytes:
     host: Sequence[int]
     drive: int
     policies: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFields:
+    """Fields of :class:`~cxl_offload.plan.plan_file.Plan` that only some executors fill.
+
+    They have the same names and mean the same there; a field that is left out does not apply.
+    """
+
+    settings: dict[str, str] = field(default_factory=dict)
+    threads: dict[int, int] = field(default_factory=dict)
+    policies: dict[str, str] = field(default_factory=dict)
+    on_cpu: tuple[str, ...] = ()
+    kv_dtype: str = ""
+    state_dtype: str = ""
+    checkpointing: bool = False
+    serving: Serving | None = None
 
 
 class Executor(ABC, Generic[T]):
@@ -130,37 +147,9 @@ class Executor(ABC, Generic[T]):
         """Why the executor does not run this model; the plan is advice then."""
         return None
 
-    def settings(self, found: Candidate[T]) -> dict[str, str]:
-        """Files that the command reads."""
-        return {}
-
-    def threads(self, found: Candidate[T]) -> dict[int, int]:
-        """CPU threads on every node."""
-        return {}
-
-    def policies(self, found: Candidate[T]) -> dict[str, str]:
-        """Kind of tensor to policy, where the executor takes it so."""
-        return {}
-
-    def on_cpu(self, found: Candidate[T]) -> tuple[str, ...]:
-        """Kinds of weights that CPUs multiply where they lie, beside a GPU."""
-        return ()
-
-    def kv_dtype(self) -> str:
-        """What keys and values are kept as; empty: what they are computed in."""
-        return ""
-
-    def state_dtype(self) -> str:
-        """What an optimizer's states are kept as; empty: float32."""
-        return ""
-
-    def checkpointing(self, found: Candidate[T]) -> bool:
-        """Whether a backward computes the activations of every layer again."""
-        return False
-
-    def serving(self, found: Candidate[T]) -> Serving | None:
-        """What a request sees of a server; None: the executor runs batches."""
-        return None
+    def own_fields(self, found: Candidate[T]) -> OwnFields:
+        """What the plan says that not every executor has."""
+        return OwnFields()
 
     def copied_bytes(self, found: Candidate[T]) -> int:
         """Bytes of weights beyond the first copy of each."""

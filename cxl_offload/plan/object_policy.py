@@ -165,7 +165,7 @@ def _why_local(
     accesses = sum(each.accesses for each in objects)
     small = [each for each in objects if each.footprint_bytes < min_share * total]
     if 2 * sum(each.accesses for each in small) > accesses:
-        return "most accesses go to small objects: a hot set that is best kept local"
+        return "most accesses go to small objects, which are best kept local"
     return None
 
 

@@ -29,6 +29,7 @@ def make_plan(executor: Executor[T]) -> Plan:
     """
     found, cxl, copies = best_without_idle_tiers(executor)
     request, refusal = executor.request, executor.refusal()
+    own = executor.own_fields(found)
     return Plan(
         kind=executor.kind,
         executor=executor.name,
@@ -47,15 +48,15 @@ def make_plan(executor: Executor[T]) -> Plan:
         cxl=cxl,
         prices=prices(executor, found) if request.prices else (),
         error=executor.error(),
-        settings=executor.settings(found),
-        threads=executor.threads(found),
-        policies=executor.policies(found),
-        on_cpu=executor.on_cpu(found),
-        kv_dtype=executor.kv_dtype(),
-        state_dtype=executor.state_dtype(),
-        checkpointing=executor.checkpointing(found),
+        settings=own.settings,
+        threads=own.threads,
+        policies=own.policies,
+        on_cpu=own.on_cpu,
+        kv_dtype=own.kv_dtype,
+        state_dtype=own.state_dtype,
+        checkpointing=own.checkpointing,
         copies=copies,
-        serving=executor.serving(found),
+        serving=own.serving,
         why=tuple(reasons(executor, found)) if request.why else (),
         notes=(*found.hardware.notes, *executor.notes(found), *_replayed(executor, found)),
     )

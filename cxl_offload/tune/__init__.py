@@ -1,9 +1,9 @@
 """Placement that adapts: tuners choose the share on the far tier from step times.
 
 Tuners are plain objects that move no memory (:class:`ModelTuner`, :class:`Climb`,
-:class:`PublishedCaption`, :class:`PhaseTuner`, :class:`HotSet`); :class:`StepTuner` measures steps,
-asks a tuner, and carries its decisions out on tensors (:class:`TunedHomes`). :func:`tune_optimizer`
-does all of this for the states of a torch optimizer. Only it needs torch.
+:class:`PublishedCaption`, :class:`PhaseTuner`, :class:`MostUsedItems`); :class:`StepTuner` measures
+steps, asks a tuner, and carries its decisions out on tensors (:class:`TunedHomes`).
+:func:`tune_optimizer` does all of this for the states of a torch optimizer. Only it needs torch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from cxl_offload.tune.curves import TierRatios
     from cxl_offload.tune.decision import Bounds, Decision, Tuner
     from cxl_offload.tune.homes import Moved, TunedHomes
-    from cxl_offload.tune.hot import HotRule, HotSet, Swap
-    from cxl_offload.tune.hot_parts import HotParts, Slice
-    from cxl_offload.tune.hot_rows import HotRows
     from cxl_offload.tune.machine import tier_ratios
     from cxl_offload.tune.model_based import ModelRule, ModelTuner
+    from cxl_offload.tune.most_used import MostUsedItems, MostUsedRule, Swap
+    from cxl_offload.tune.most_used_parts import MostUsedParts, Slice
+    from cxl_offload.tune.most_used_rows import MostUsedRows
     from cxl_offload.tune.new_regions import NewRegions, StepWatch
     from cxl_offload.tune.next_use import NextUse
     from cxl_offload.tune.optimizer import TunedOptimizer, tune_optimizer, tune_optimizer_phases
@@ -45,12 +45,12 @@ __all__ = [
     "CycleShares",
     "Decision",
     "DecisionCount",
-    "HotParts",
-    "HotRows",
-    "HotRule",
-    "HotSet",
     "ModelRule",
     "ModelTuner",
+    "MostUsedItems",
+    "MostUsedParts",
+    "MostUsedRows",
+    "MostUsedRule",
     "Moved",
     "NewRegions",
     "NextUse",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from .sources import assigned, modules, parameters_of, texts
+from .sources import PACKAGE, assigned, modules, parameters_of, texts
 
 # Words that say nothing, or that have another name in this house (docs/adr/0007).
 WORDS = {
@@ -31,12 +31,10 @@ WORDS = {
 
 WORDS_ALLOWED = {
     "integrations/vllm/": "vLLM's own names: its managers, its hot and its cold tier",
-    "tune/": "hot: the word of the papers for the items that are used most",
-    "integrations/transformers/": "hot: the same of experts",
 }
 
 # The same in sentences: pages, comments, docstrings and messages. Other words that names may not
-# have (a manager, a role, hot items) are ordinary words there.
+# have (a manager, a role) are ordinary words there.
 IN_SENTENCES = re.compile(
     r"\b(knobs?|laws?|departures?|mend(s|ed|ing)?|spell(s|ed|ing)?|spelt|tid(y|ies|ied|ying)"
     r"|weigh(s|ed|ing)?)\b",
@@ -47,6 +45,17 @@ SENTENCES_ALLOWED = {
     "cxl_offload/former_names.py": "old names",
     "CHANGELOG.md": "old names",
     "tests/house/test_names.py": "the words themselves",
+}
+
+# Sentences of the package say "most used", "near", "idle" or "far" instead.
+HOT_OR_COLD = re.compile(r"\b(hot|cold)(t?er|t?est)?\b|\b(hot|cold)_", re.IGNORECASE)
+HOT_OR_COLD_ALLOWED = {
+    "former_names.py": "old names",
+    "integrations/transformers/prefix_options.py": "it compares itself with vLLM's cold tier",
+    "integrations/transformers/scope.py": "old keywords",
+    "topology/hazards/kernel.py": "an action of DAMON",
+    "tune/counts.py": "the label of the metric",
+    "tune/most_used_parts.py": "the label of the metric, and an old attribute",
 }
 
 
@@ -101,6 +110,16 @@ def test_sentences_do_without_words_that_the_house_has_another_name_for() -> Non
     ]
     assert not offenders, "\n".join(offenders)
     assert all(found[name] for name in SENTENCES_ALLOWED), "an exception that nothing needs"
+
+
+def test_hot_and_cold_are_said_of_vllm_only() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if HOT_OR_COLD.search(path.read_text())
+    }
+    ours = {name for name in found if not name.startswith("integrations/vllm/")}
+    assert ours == set(HOT_OR_COLD_ALLOWED)
 
 
 def test_words_are_found_in_every_inflection_and_named_laws_are_left() -> None:

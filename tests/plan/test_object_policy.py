@@ -50,11 +50,11 @@ def test_unsaturated_memory_is_not_interleaved() -> None:
     assert striped(demand_bytes_per_s=3e11) == ["a", "b"]
 
 
-def test_hot_set_in_small_objects_stays_local() -> None:
-    made = object_policies([*OBJECTS, ObjectUse("hot", 2, 10**6)], TIERS)
+def test_small_objects_with_most_accesses_stay_local() -> None:
+    made = object_policies([*OBJECTS, ObjectUse("busy", 2, 10**6)], TIERS)
 
     assert {each.policy for each in made} == {"preferred:ldram,cxl"}
-    assert "hot set" in made[0].reason
+    assert "most accesses go to small objects" in made[0].reason
 
 
 def test_one_tier_or_unknown_rates_interleave_nothing() -> None:
@@ -105,8 +105,8 @@ def test_reason_of_an_object_that_stays_local_is_what_was_compared() -> None:
     made = {each.name: each.reason for each in object_policies(OBJECTS, TIERS, top_k=1)}
     assert made["b"] == "large, but less accessed (31.2 lines) than what is interleaved"
     assert made["c"] == "small: 0.099 of all bytes, and from 0.1 an object is large"
-    idle = object_policies([*OBJECTS, ObjectUse("cold", 5000)], TIERS, min_share=0.01)
-    assert {e.name: e.reason for e in idle}["cold"] == "large, but never accessed"
+    idle = object_policies([*OBJECTS, ObjectUse("idle", 5000)], TIERS, min_share=0.01)
+    assert {e.name: e.reason for e in idle}["idle"] == "large, but never accessed"
 
 
 def test_kind_that_is_always_kept_local_is_not_called_small() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.executor import OwnFields
 from cxl_offload.plan.pipeline import make_plan
-from cxl_offload.plan.plan_file import parse_plan, plan_text
+from cxl_offload.plan.plan_file import Serving, parse_plan, plan_text
 from cxl_offload.plan.replay_check import Replay
 
 from .toy_executor import GIB, Toy
@@ -31,6 +32,39 @@ def test_plan_has_what_the_executor_found() -> None:
     assert plan.cxl.used
     assert plan.prices
     assert parse_plan(plan_text(plan), file="plan.yaml") == plan
+
+
+SERVES = OwnFields(
+    threads={0: 3},
+    policies={"kv": "bind:cxl", "mlp": "gpu"},
+    on_cpu=("mlp",),
+    kv_dtype="int4",
+    serving=Serving(first_token_s=2.0, alone_s=1.0, per_token_s=0.5),
+)
+TRAINS = OwnFields(settings={"toy.json": "{}"}, state_dtype="bfloat16", checkpointing=True)
+
+
+@pytest.mark.parametrize(("executor", "own"), [("vllm", SERVES), ("deepspeed", TRAINS)])
+def test_plan_has_the_fields_that_only_its_executor_fills(executor: Any, own: OwnFields) -> None:
+    class Filling(Toy):
+        name = executor
+
+        def own_fields(self, found: Any) -> OwnFields:
+            return own
+
+    plan = make_plan(Filling(lambda _: 1.0))
+    for each in fields(OwnFields):
+        assert getattr(plan, each.name) == getattr(own, each.name), each.name
+    assert parse_plan(plan_text(plan), file="plan.yaml") == plan
+
+
+def test_every_field_that_only_some_executors_fill_is_left_out_by_default() -> None:
+    _, plan = planned()
+    for each in fields(OwnFields):
+        left_out = getattr(OwnFields(), each.name)
+        assert getattr(plan, each.name) == left_out, each.name
+        filled = [getattr(own, each.name) for own in (SERVES, TRAINS)]
+        assert any(value != left_out for value in filled), f"no test fills {each.name}"
 
 
 def test_homes_are_all_bytes_of_a_kind_and_their_shares() -> None:

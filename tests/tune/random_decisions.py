@@ -17,7 +17,7 @@ import numpy as np
 
 from cxl_offload import _C
 from cxl_offload.memory import Bind, Session
-from cxl_offload.tune import HotParts, HotRule, Slice, TunedHomes
+from cxl_offload.tune import MostUsedParts, MostUsedRule, Slice, TunedHomes
 from tests.faults.ground import (
     KIB,
     MIB,
@@ -53,7 +53,7 @@ class Owned:
 
 
 class Ground:
-    """Tensors and hot parts on one simulated machine, and what must hold after every decision."""
+    """Tensors and parts on one simulated machine, and what must hold after every decision."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -78,9 +78,9 @@ class Ground:
             str(at): [Slice(self.stack.address + at * PART_BYTES, PART_BYTES)]
             for at in range(PARTS)
         }
-        self.hot = HotParts(
+        self.parts = MostUsedParts(
             slices, near=[NEAR], far=[FAR], room_bytes=4 * PART_BYTES, session=self.session,
-            budget_bytes_per_round=MIB, rule=HotRule(half_life=8.0, traffic=1.0),
+            budget_bytes_per_round=MIB, rule=MostUsedRule(half_life=8.0, traffic=1.0),
         )  # fmt: skip
         self.counts: Counter[str] = Counter()
 
@@ -124,9 +124,9 @@ class Ground:
             self.counts["refused"] += moved.refused is not None
             self.counts["bytes moved"] += moved.nbytes
         else:
-            was = self.hot.moved_bytes
-            self.hot.round([self.rng.randrange(3) for _ in range(PARTS)])
-            self.counts["bytes moved"] += self.hot.moved_bytes - was
+            was = self.parts.moved_bytes
+            self.parts.round([self.rng.randrange(3) for _ in range(PARTS)])
+            self.counts["bytes moved"] += self.parts.moved_bytes - was
         self.counts["decisions"] += 1
         if in_flight and self.driver.pending(STREAM):
             after = [self.nodes_of(block) for block in self.pinned]
@@ -152,7 +152,7 @@ class Ground:
     def close(self) -> None:
         self.check()
         self.driver.finish(STREAM)
-        del self.homes, self.hot
+        del self.homes, self.parts
         self.free.clear()
         self.pinned.clear()
         self.blocks.clear()

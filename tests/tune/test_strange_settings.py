@@ -113,12 +113,12 @@ def test_a_saved_time_longer_than_the_world_is_old_is_refused(
         tune.StepTuner(homes(session), tune.ModelTuner(ratios), state=path)
 
 
-def test_hot_rows_follow_an_embedding_that_is_called_by_keyword(session: Session) -> None:
+def test_most_used_rows_follow_an_embedding_that_is_called_by_keyword(session: Session) -> None:
     embedding = torch.nn.Embedding(4000, 64)
     weight = cxl_offload.from_tensor(embedding.weight.data, policy="bind:2", session=session)
     embedding.weight = torch.nn.Parameter(weight)
     expected = embedding(torch.tensor([3]))
-    rows = tune.HotRows(embedding, near=[0], far=[2], room_bytes=1 << 18, session=session)
+    rows = tune.MostUsedRows(embedding, near=[0], far=[2], room_bytes=1 << 18, session=session)
     with rows.following():
         assert torch.equal(embedding(input=torch.tensor([3])), expected)
 
@@ -196,7 +196,7 @@ def test_no_tuner_holds_what_is_no_share(session: Session, kind: str, call: Any)
         lambda ratios: tune.ModelTuner(ratios, start=math.nan),
         lambda ratios: tune.PhaseTuner(ratios, ["a"], whole_move_s=math.nan),
         lambda ratios: tune.PhaseTuner(ratios, ["a"], whole_move_s=-1.0),
-        lambda ratios: tune.HotSet(4, 1).note([math.inf, 0, 0, 0]),
+        lambda ratios: tune.MostUsedItems(4, 1).note([math.inf, 0, 0, 0]),
         lambda ratios: tune.TierRatios(math.nan, 2.0),
         lambda ratios: tune.TierRatios(0.5, 2.0, latency_error=math.nan),
         lambda ratios: tune.ThreadChoice([0, 1]),
@@ -278,7 +278,7 @@ def test_a_budget_without_an_end_and_one_of_a_float_move_everything(session: Ses
         assert found.granted() == 1.0
 
 
-def test_hot_parts_that_overlap_or_are_empty_are_refused(session: Session) -> None:
+def test_most_used_parts_that_overlap_or_are_empty_are_refused(session: Session) -> None:
     tensor = cxl_offload.zeros(1 << 20, policy="bind:2", session=session)
     at, page = tensor.data_ptr(), 1 << 16
     for parts in (
@@ -287,17 +287,17 @@ def test_hot_parts_that_overlap_or_are_empty_are_refused(session: Session) -> No
         {"a": [tune.Slice(at, 0)], "b": [tune.Slice(at + page, 0)]},
     ):
         with pytest.raises(ValueError, match=r"overlap|at least 1"):
-            tune.HotParts(parts, near=[0], far=[2], room_bytes=page, session=session)
+            tune.MostUsedParts(parts, near=[0], far=[2], room_bytes=page, session=session)
 
 
-def test_hot_rows_refuse_blocks_and_rooms_that_mean_nothing(session: Session) -> None:
+def test_most_used_rows_refuse_blocks_and_rooms_that_mean_nothing(session: Session) -> None:
     embedding = torch.nn.Embedding(4000, 64)
     weight = cxl_offload.from_tensor(embedding.weight.data, policy="bind:2", session=session)
     embedding.weight = torch.nn.Parameter(weight)
     for wrong in ({"block_bytes": 0}, {"room_bytes": -1}, {"room_bytes": math.nan}):
         options: Any = {"room_bytes": 1 << 18, **wrong}
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            tune.HotRows(embedding, near=[0], far=[2], session=session, **options)
+            tune.MostUsedRows(embedding, near=[0], far=[2], session=session, **options)
 
 
 def test_threads_that_end_steps_together_take_turns(session: Session) -> None:

@@ -66,7 +66,7 @@ class ModelDevice:
         self.told: Told | None = None
 
     @staticmethod
-    def refuse(*, tune: object = None, hot_expert_bytes: int = 0, prefixes: object = None) -> None:
+    def refuse(*, tune: object = None, near_expert_bytes: int = 0, prefixes: object = None) -> None:
         """Refuse what moves weights that are pinned, or keeps what an accelerator computes.
 
         Raises
@@ -74,7 +74,7 @@ class ModelDevice:
         ConfigError
             Names it.
         """
-        asked = {"tune": tune, "hot_expert_bytes": hot_expert_bytes, "prefixes": prefixes}
+        asked = {"tune": tune, "near_expert_bytes": near_expert_bytes, "prefixes": prefixes}
         for name, given in asked.items():
             if given:
                 raise ConfigError(

@@ -57,7 +57,7 @@ class RunTuning:
             tune=self.signal,
             budget_bytes=self.budget_bytes,
             state=self.state,
-            hot_expert_bytes=0,
+            near_expert_bytes=0,
         )
         refuse_copies(store, made)
         if not any(kind not in _NO_WEIGHTS for kind in store.parts):

@@ -38,7 +38,6 @@ from cxl_offload.integrations.transformers.conventions import (
     takes_room,
     text_config,
 )
-from cxl_offload.integrations.transformers.hot_caches import check_room
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.layer_shares import split_for
 from cxl_offload.integrations.transformers.linear_layers import (
@@ -47,6 +46,7 @@ from cxl_offload.integrations.transformers.linear_layers import (
     take_linear_layers,
 )
 from cxl_offload.integrations.transformers.model_device import ModelDevice
+from cxl_offload.integrations.transformers.near_caches import check_room
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
 from cxl_offload.integrations.transformers.prefixes import PrefixReuse, checked_prefixes
@@ -59,12 +59,14 @@ from cxl_offload.integrations.transformers.weights import place_weights, store_f
 from cxl_offload.integrations.undisturbed import undisturbed
 from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import TierStore
+from cxl_offload.renamed import renamed_keywords
 from cxl_offload.tune import Signal
 
 _PREPARE = "_prepare_cache_for_generation"
 _log = logging.getLogger(__name__)
 
 
+@renamed_keywords(hot_expert_bytes="near_expert_bytes", hot_kv_bytes="near_kv_bytes")
 def offload(
     model: PreTrainedModel,
     policies: Asked,
@@ -82,8 +84,8 @@ def offload(
     tune_budget_bytes: int = 0,
     tune_state: str | Path | None = None,
     tune_threads: Sequence[int] = (),
-    hot_expert_bytes: int = 0,
-    hot_kv_bytes: int = 0,
+    near_expert_bytes: int = 0,
+    near_kv_bytes: int = 0,
 ) -> Offloaded:
     """Put the KV cache and the weights of a model in tiers while a ``with`` block lasts.
 
@@ -150,14 +152,14 @@ def offload(
     tune_budget_bytes
         Bytes that may move between two forward passes, in the mean; 0 only logs advice.
     tune_state
-        A JSON file that lets a restart go on. Hot experts have theirs beside it, ``NAME.experts``.
+        A JSON file that lets a restart go on. That of experts is beside it, ``NAME.experts``.
     tune_threads
         With ``tune="phase_time"``: numbers of torch's threads that prefill and decode try; each
         takes the fewest that are not slower. Other numbers may round otherwise. Empty: they stay.
-    hot_expert_bytes
+    near_expert_bytes
         Room on the near tier for experts that are asked for often; the others stay where
         ``policies["experts"]`` says, which is the far tier. They move within the same budget.
-    hot_kv_bytes
+    near_kv_bytes
         Room on the near tier for the KV caches that are used next; those of conversations that wait
         are where ``policies["kv"]`` says, the far tier. They move within the same budget.
 
@@ -179,7 +181,7 @@ def offload(
     split, device = split_for(accelerator, asked.policies), None
     if accelerator is not None:
         device = ModelDevice(chosen_device(accelerator, asked.plan), session, split.layers)
-        device.refuse(tune=tune, hot_expert_bytes=hot_expert_bytes, prefixes=prefixes)
+        device.refuse(tune=tune, near_expert_bytes=near_expert_bytes, prefixes=prefixes)
     store = store_for(
         chosen_policies(split.on_host, session, on_accelerator=device is not None),
         session,
@@ -190,15 +192,15 @@ def offload(
     check_conventions(model)
     if device is not None:
         device.check(model, store.parts, rows_at_once)
-    check_room(hot_kv_bytes, store.parts)
+    check_room(near_kv_bytes, store.parts)
     tuning = ModelTuning.read(
         session,
         tune=tune,
         budget_bytes=tune_budget_bytes,
         state=tune_state,
         threads=tune_threads,
-        hot_expert_bytes=hot_expert_bytes,
-        hot_kv_bytes=hot_kv_bytes,
+        near_expert_bytes=near_expert_bytes,
+        near_kv_bytes=near_kv_bytes,
     )
     share = split.kv if accelerator_kv is None else accelerator_kv
     there = kv_there(share or 0.0, None if device is None else device.device, store.parts)
@@ -231,7 +233,7 @@ class Offloaded:
     store
         Counts the bytes of every kind.
     tuned
-        What follows the steps in the block; None without ``tune`` and ``hot_expert_bytes``.
+        What follows the steps in the block; None without ``tune`` and ``near_expert_bytes``.
     streamed, streamed_states
         What gives layers their weights on the accelerator, and their hidden states where these
         have a tier; None without.

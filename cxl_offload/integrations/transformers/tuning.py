@@ -1,4 +1,4 @@
-"""What follows the steps of a model: the share of its weights far away, and its hot experts."""
+"""What follows the steps of a model: the share of its weights far away, its experts and caches."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import nn
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.asked_experts import expert_layers
-from cxl_offload.integrations.transformers.hot_caches import HotCaches
-from cxl_offload.integrations.transformers.hot_experts import HotExperts
 from cxl_offload.integrations.transformers.linear_layers import policies_with_copies
+from cxl_offload.integrations.transformers.most_used_experts import MostUsedExperts
+from cxl_offload.integrations.transformers.near_caches import NearCaches
 from cxl_offload.integrations.transformers.phases import TunedPhases, new_tokens
 from cxl_offload.memory import Session
 from cxl_offload.objects.kind_store import TierStore
@@ -37,15 +37,15 @@ class TunedModel:
     phases
         Shares and threads of prefill and decode; None without ``tune="phase_time"``.
     caches
-        KV caches by their next use; None without ``hot_kv_bytes``.
+        KV caches by their next use; None without ``near_kv_bytes``.
     experts
-        Hot experts; None without ``hot_expert_bytes``.
+        The most used experts near; None without ``near_expert_bytes``.
     """
 
     weights: TunedWeights | None
-    experts: HotExperts | None
+    experts: MostUsedExperts | None
     phases: TunedPhases | None = None
-    caches: HotCaches | None = None
+    caches: NearCaches | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class ModelTuning:
     share
         Of the placed weights on the far tier; None: it stays.
     experts
-        Budget and state file of hot experts; None: experts stay.
-    hot_expert_bytes, hot_kv_bytes
+        Budget and state file of experts; None: experts stay.
+    near_expert_bytes, near_kv_bytes
         Room on the near tier for experts and for KV caches; 0: they stay.
     budget_bytes
         For KV caches.
@@ -69,8 +69,8 @@ class ModelTuning:
     session: Session
     share: TuneOptions | None
     experts: TuneOptions | None
-    hot_expert_bytes: int
-    hot_kv_bytes: int = 0
+    near_expert_bytes: int
+    near_kv_bytes: int = 0
     budget_bytes: int = 0
 
     @classmethod
@@ -81,9 +81,9 @@ class ModelTuning:
         tune: str | None,
         budget_bytes: int,
         state: str | Path | None,
-        hot_expert_bytes: int,
+        near_expert_bytes: int,
         threads: Sequence[int] = (),
-        hot_kv_bytes: int = 0,
+        near_kv_bytes: int = 0,
     ) -> ModelTuning | None:
         """The options of ``offload``; None where nothing is to follow.
 
@@ -92,16 +92,16 @@ class ModelTuning:
         ConfigError
             As :func:`cxl_offload.tune.read_tuning`, and for negative bytes.
         """
-        check_bytes(hot_expert_bytes, "hot_expert_bytes")
-        check_bytes(hot_kv_bytes, "hot_kv_bytes")
+        check_bytes(near_expert_bytes, "near_expert_bytes")
+        check_bytes(near_kv_bytes, "near_kv_bytes")
         check_bytes(budget_bytes, "tune_budget_bytes")
         experts = None
-        if hot_expert_bytes:
+        if near_expert_bytes:
             own = None if state is None else Path(f"{state}.experts")
             experts = TuneOptions(budget_bytes, own)
         share = None
-        hot = experts is not None or hot_kv_bytes > 0
-        if tune is not None or not hot or threads:
+        comes_near = experts is not None or near_kv_bytes > 0
+        if tune is not None or not comes_near or threads:
             share = read_tuning(
                 tune,
                 machine=session.machine,
@@ -109,23 +109,23 @@ class ModelTuning:
                 state=state,
                 threads=threads,
             )
-        if share is None and not hot:
+        if share is None and not comes_near:
             return None
-        return cls(session, share, experts, hot_expert_bytes, hot_kv_bytes, budget_bytes)
+        return cls(session, share, experts, near_expert_bytes, near_kv_bytes, budget_bytes)
 
     @contextlib.contextmanager
     def following(self, model: nn.Module) -> Iterator[TunedModel]:
         """Follows the model inside of the block; its weights are in memory of the session."""
         with contextlib.ExitStack() as stack:
             experts = weights = phases = caches = None
-            if self.hot_kv_bytes:
-                caches = HotCaches(
-                    self.session, near_bytes=self.hot_kv_bytes, budget_bytes=self.budget_bytes
+            if self.near_kv_bytes:
+                caches = NearCaches(
+                    self.session, near_bytes=self.near_kv_bytes, budget_bytes=self.budget_bytes
                 )
                 stack.enter_context(caches.following(model))
             if self.experts is not None:
-                experts = HotExperts(
-                    model, self.session, near_bytes=self.hot_expert_bytes, options=self.experts
+                experts = MostUsedExperts(
+                    model, self.session, near_bytes=self.near_expert_bytes, options=self.experts
                 )
                 stack.enter_context(experts.following(model))
             if self.share is not None:
@@ -150,8 +150,8 @@ def refuse_copies(store: TierStore, tuning: ModelTuning | None) -> None:
         return
     for kind, policy in policies_with_copies(store):
         raise ConfigError(
-            f"policy of {kind}: {policy}: copies do not move; leave tune and hot_expert_bytes out, "
-            f"or bind or interleave {kind}"
+            f"policy of {kind}: {policy}: copies do not move; leave tune and near_expert_bytes "
+            f"out, or bind or interleave {kind}"
         )
 
 

@@ -12,7 +12,7 @@ from cxl_offload.plan.decoding.block import Block
 from cxl_offload.plan.decoding.phases import Phases
 from cxl_offload.plan.decoding.sizes import Sizes
 from cxl_offload.plan.decoding.trace import cpu_engines, planned_trace
-from cxl_offload.plan.executor import Candidate, Executor
+from cxl_offload.plan.executor import Candidate, Executor, OwnFields
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.lack_of_room import rooms_in_words, weights_lack_room
 from cxl_offload.plan.plan_file import PhaseEstimate, phase_estimate
@@ -116,6 +116,10 @@ class DecodingExecutor(Executor[T]):
         machine, job = at_decoding_rates(self.machine(found)), self.job
         trace = planned_trace(job, found.hardware, self.block(found))
         return replay(trace, machine, cpu_engines(machine, job.engine))
+
+    def own_fields(self, found: Candidate[T]) -> OwnFields:
+        """The threads."""
+        return OwnFields(threads=self.threads(found))
 
     def threads(self, found: Candidate[T]) -> dict[int, int]:
         """Cores that compute by the node that they read; empty where CPUs read nothing."""

@@ -2,7 +2,7 @@
 
 Shares are fractions of the pages (or of the bytes, the pages being equal), one a tier, and sum
 to one. Accesses are taken to be spread like the pages: true for streams and for uniform random
-access, not for a hot set that sits on one tier.
+access, not for a few busy bytes that sit on one tier.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ def select_objects(
     Among the objects that hold at least ``min_share`` of the total footprint (inclusive, compared
     exactly), the ``top_k`` most accessed; equal counts go to the earlier object.
 
-    Valid for bandwidth-bound objects under many threads; a small hot set defeats it (XSBench).
+    Valid for bandwidth-bound objects under many threads; a small object with most of the
+    accesses defeats it (XSBench).
     Source: Wang et al., Performance Characterization of CXL Memory, V-B.
 
     Raises

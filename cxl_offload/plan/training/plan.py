@@ -9,7 +9,7 @@ from dataclasses import replace
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.compare import best_without_idle_tiers
 from cxl_offload.plan.equations.adam_bytes import moment_bytes
-from cxl_offload.plan.executor import Candidate, Executor, KindBytes
+from cxl_offload.plan.executor import Candidate, Executor, KindBytes, OwnFields
 from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Batch, PhaseEstimate, Plan
@@ -201,9 +201,9 @@ class DeepSpeed(Executor[PlannedStep]):
             return ()
         return ("--bind_cores_to_rank", f"--bind_core_list={format_cpulist(cpus)}")
 
-    def settings(self, found: Candidate[PlannedStep]) -> dict[str, str]:
-        """DeepSpeed's own configuration."""
-        choice = found.choice
+    def own_fields(self, found: Candidate[PlannedStep]) -> OwnFields:
+        """DeepSpeed's own configuration, and what the hook of ``cxl-offload run`` does."""
+        machine, choice = self._request.machine, found.choice
         text = config_text(
             stage=choice.stage,
             micro=choice.micro,
@@ -213,21 +213,13 @@ class DeepSpeed(Executor[PlannedStep]):
             nvme_path=self._request.nvme_path,
             largest=self._space.largest,
         )
-        return {CONFIG: text}
-
-    def state_dtype(self) -> str:
-        """What momentum and variance are kept as; empty: float32."""
-        return self._state_dtype
-
-    def checkpointing(self, found: Candidate[PlannedStep]) -> bool:
-        """Whether the micro-batch fits only with checkpoints."""
-        return found.choice.checkpointing
-
-    def threads(self, found: Candidate[PlannedStep]) -> dict[int, int]:
-        """All cores of the initiator update parameters."""
-        machine = self._request.machine
-        cores = len(machine.node(machine.initiator).cpus)
-        return {machine.initiator: cores} if cores else {}
+        cores = len(machine.node(machine.initiator).cpus)  # all of them update parameters
+        return OwnFields(
+            settings={CONFIG: text},
+            threads={machine.initiator: cores} if cores else {},
+            state_dtype=self._state_dtype,
+            checkpointing=choice.checkpointing,
+        )
 
     def phases(self, found: Candidate[PlannedStep]) -> tuple[PhaseEstimate, ...]:
         """One step."""

@@ -12,7 +12,7 @@ from cxl_offload.plan.decoding.block import Block
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
 from cxl_offload.plan.decoding.executor import DecodingExecutor, DecodingRequest
 from cxl_offload.plan.equations.row_states import STATES
-from cxl_offload.plan.executor import Candidate, KindBytes
+from cxl_offload.plan.executor import Candidate, KindBytes, OwnFields
 from cxl_offload.plan.hardware import GPU, NVME, Hardware
 from cxl_offload.plan.kv_types import KV_TYPES, kv_type_remedy
 from cxl_offload.plan.pipeline import make_plan
@@ -257,7 +257,16 @@ class Transformers(DecodingExecutor[BestHomes]):
     def _with_copies(self) -> Wish:
         return Wish(homes=dict.fromkeys(COPIED & self._job.kinds.keys(), "copies"))
 
-    def policies(self, found: Candidate[BestHomes]) -> dict[str, str]:
+    def own_fields(self, found: Candidate[BestHomes]) -> OwnFields:
+        """What ``cxl-offload generate --plan`` takes from the plan."""
+        return OwnFields(
+            threads=self.threads(found),
+            policies=self._policies(found),
+            on_cpu=tuple(sorted(found.choice.homes.layout.on_cpu)),
+            kv_dtype=self._job.kv_dtype or "",
+        )
+
+    def _policies(self, found: Candidate[BestHomes]) -> dict[str, str]:
         """Policies of every kind that has one."""
         homes, on_host = found.choice.homes, self._host_policies(found)
         made = {kind: on_host.get(kind, GPU) for kind in (*self._job.kinds, KV)}
@@ -270,14 +279,6 @@ class Transformers(DecodingExecutor[BestHomes]):
         if STATES in on_host:
             made[STATES] = on_host[STATES]
         return made
-
-    def kv_dtype(self) -> str:
-        """What keys and values are kept as; empty: what they are computed in."""
-        return self._job.kv_dtype or ""
-
-    def on_cpu(self, found: Candidate[BestHomes]) -> tuple[str, ...]:
-        """Kinds that CPUs multiply where they lie."""
-        return tuple(sorted(found.choice.homes.layout.on_cpu))
 
     def command(self, found: Candidate[BestHomes]) -> tuple[str, ...]:
         """The command of this package that runs the plan."""

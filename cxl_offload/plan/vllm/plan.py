@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.asked_tiers import refuse_drive
-from cxl_offload.plan.executor import Candidate, Executor, KindBytes
+from cxl_offload.plan.executor import Candidate, Executor, KindBytes, OwnFields
 from cxl_offload.plan.gpu import LAYER_S, REQUEST_S, SEQUENCE_S
 from cxl_offload.plan.hardware import GPU, NVME, Hardware
 from cxl_offload.plan.known_errors import VLLM_ERROR
 from cxl_offload.plan.lack_of_room import rooms_in_words, weights_lack_room
 from cxl_offload.plan.pipeline import make_plan
-from cxl_offload.plan.plan_file import Batch, ErrorEstimate, PhaseEstimate, Plan, Serving
+from cxl_offload.plan.plan_file import Batch, ErrorEstimate, PhaseEstimate, Plan
 from cxl_offload.plan.planned_machine import at_decoding_rates
 from cxl_offload.plan.replay_check import NOT_SIMULATED, Replay
 from cxl_offload.plan.request import PlanRequest, check_lengths
@@ -210,10 +210,6 @@ class Vllm(Executor[LayersOffGpu]):
         share = kv_share(self._kv_dtype) / kv_parts(model, self._request.gpus)
         return model.kv_bytes(tokens) * share
 
-    def kv_dtype(self) -> str:
-        """What keys and values are kept as."""
-        return self._kv_dtype
-
     def search(
         self, hardware: Hardware, *, like: Candidate[LayersOffGpu] | None = None
     ) -> Candidate[LayersOffGpu] | None:
@@ -326,9 +322,11 @@ class Vllm(Executor[LayersOffGpu]):
             terms["sums over the GPUs"] = exchange_seconds_per_step(case, offload)
         return terms
 
-    def serving(self, found: Candidate[LayersOffGpu]) -> Serving:
-        """What a request sees."""
-        return serving(found.choice.case, found.choice.offload_bytes, self._request.prompt)
+    def own_fields(self, found: Candidate[LayersOffGpu]) -> OwnFields:
+        """The type of keys and values, and what a request sees."""
+        case, offload = found.choice.case, found.choice.offload_bytes
+        seen = serving(case, offload, self._request.prompt)
+        return OwnFields(kv_dtype=self._kv_dtype, serving=seen)
 
     def phases(self, found: Candidate[LayersOffGpu]) -> tuple[PhaseEstimate, ...]:
         """One step: a token of every running sequence, and its part of the prefills."""

@@ -46,7 +46,7 @@ def _demotion(scene: Scene) -> Iterator[Hazard]:
         "demotion",
         "warning",
         f"reclaim may demote pages to slower nodes ({_DEMOTION} is true)",
-        "when DRAM runs short, cold pages are moved to the CXL node whatever cpuset or policy "
+        "when DRAM runs short, idle pages are moved to the CXL node whatever cpuset or policy "
         "says: tensors placed in DRAM can turn up there, and the CXL node has less room than "
         "its free bytes promise. Pinned pages stay",
         f"echo false | sudo tee {_DEMOTION}",
@@ -66,8 +66,8 @@ def _swap(scene: Scene) -> Iterator[Hazard]:
         "swap",
         "warning",
         f"{format_bytes(total)} of swap is on ({areas[0][0]}{also})",
-        "tensors that are idle for a while, as optimizer states and cold KV blocks are, may be "
-        "written to disk; they come back at the speed of the disk, on the nodes of their "
+        "tensors that are idle for a while, as optimizer states and KV of waiting requests, may "
+        "be written to disk; they come back at the speed of the disk, on the nodes of their "
         "policy if there is room. Pinned memory stays",
         "sudo swapoff -a  # or: sudo sysctl -w vm.swappiness=1",
         "/proc/swaps; Documentation/admin-guide/sysctl/vm.rst, swappiness",

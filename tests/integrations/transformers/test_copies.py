@@ -149,7 +149,7 @@ def test_room_is_counted_on_every_node_before_loading(
         (COPIES, {"linear_rows": 0}, "replicate:0,1 and linear_rows 0: torch reads the first copy"),
         (
             COPIES,
-            {"hot_expert_bytes": 1 << 20},
+            {"near_expert_bytes": 1 << 20},
             "replicate:0,1: copies do not move; leave tune and",
         ),
         ({"weights": "replicate:0"}, {}, "policy of weights: replicate:0: copies are on two nodes"),

@@ -325,7 +325,7 @@ def test_accelerators_that_are_not_there_are_refused(
     ("options", "said"),
     [
         ({"tune": "step_time"}, "tune is for models that compute on the CPU"),
-        ({"hot_expert_bytes": 5}, "hot_expert_bytes is for models"),
+        ({"near_expert_bytes": 5}, "near_expert_bytes is for models"),
     ],
 )
 def test_options_that_move_weights_are_refused(

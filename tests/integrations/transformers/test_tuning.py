@@ -51,7 +51,7 @@ def mixtral(family: type[PreTrainedModel] = MixtralForCausalLM) -> PreTrainedMod
     return model
 
 
-def hot_bytes(model: PreTrainedModel, experts: int) -> int:
+def bytes_of_experts(model: PreTrainedModel, experts: int) -> int:
     layer = model.model.layers[0].mlp.experts
     return experts * (layer.gate_up_proj[0].nbytes + layer.down_proj[0].nbytes)
 
@@ -61,14 +61,14 @@ def test_tokens_are_those_of_stock_while_experts_move(published: Session, expert
     model = mixtral()
     model.set_experts_implementation(experts)
     stock = generate(model, max_new_tokens=80)
-    room = hot_bytes(model, 6)
+    room = bytes_of_experts(model, 6)
     with offload(
-        model, EXPERTS, session=published, hot_expert_bytes=room, tune_budget_bytes=1 << 30
+        model, EXPERTS, session=published, near_expert_bytes=room, tune_budget_bytes=1 << 30
     ) as done:
         assert torch.equal(generate(model, max_new_tokens=80), stock)
         parts = done.tuned.experts.parts
         assert 0 < len(parts.granted()) <= 6
-        assert parts.granted() == parts.hot.near
+        assert parts.granted() == parts.most_used.near
         assert 0 < parts.moved_bytes <= 0.01 * parts.asked_bytes
         near = published.stats().nodes[NEAR].current_bytes
         assert near <= room
@@ -88,9 +88,9 @@ def test_experts_asked_for_most_are_the_near_ones(published: Session) -> None:
         layer.mlp.experts.register_forward_pre_hook(count(at))
         for at, layer in enumerate(model.model.layers)
     ]
-    room = hot_bytes(model, 4)
+    room = bytes_of_experts(model, 4)
     with offload(
-        model, EXPERTS, session=published, hot_expert_bytes=room, tune_budget_bytes=1 << 30
+        model, EXPERTS, session=published, near_expert_bytes=room, tune_budget_bytes=1 << 30
     ) as done:
         generate(model, max_new_tokens=250)
         near = done.tuned.experts.parts.granted()
@@ -104,7 +104,7 @@ def test_experts_asked_for_most_are_the_near_ones(published: Session) -> None:
 
 def test_advice_only_without_a_budget(published: Session) -> None:
     model = mixtral()
-    with offload(model, EXPERTS, session=published, hot_expert_bytes=1 << 20) as done:
+    with offload(model, EXPERTS, session=published, near_expert_bytes=1 << 20) as done:
         generate(model, max_new_tokens=30)
         assert done.tuned.experts.parts.granted() == ()
         assert done.tuned.experts.parts.moved_bytes == 0
@@ -112,26 +112,30 @@ def test_advice_only_without_a_budget(published: Session) -> None:
 
 def test_counts_of_experts_survive_a_restart(published: Session, tmp_path: Path) -> None:
     model = mixtral()
-    options = {"session": published, "hot_expert_bytes": 1 << 20, "tune_state": tmp_path / "t.json"}
+    options = {
+        "session": published,
+        "near_expert_bytes": 1 << 20,
+        "tune_state": tmp_path / "t.json",
+    }
     with offload(model, EXPERTS, **options) as done:
         generate(model)
-        before = done.tuned.experts.parts.hot.saved()
+        before = done.tuned.experts.parts.most_used.saved()
     with offload(model, EXPERTS, **options) as done:
-        assert done.tuned.experts.parts.hot.saved() == before
+        assert done.tuned.experts.parts.most_used.saved() == before
     (tmp_path / "t.json.experts").write_text(json.dumps({"uses": [1], "rounds": 1}))
-    with pytest.raises(ConfigError, match="16 hot items"), offload(model, EXPERTS, **options):
+    with pytest.raises(ConfigError, match="16 items"), offload(model, EXPERTS, **options):
         pass
 
 
 def test_models_and_options_that_do_not_fit_are_refused_in_one_line(published: Session) -> None:
     with (
         pytest.raises(ConfigError, match="no stacked experts"),
-        offload(make("llama"), {"mlp": "bind:cxl"}, session=published, hot_expert_bytes=1 << 20),
+        offload(make("llama"), {"mlp": "bind:cxl"}, session=published, near_expert_bytes=1 << 20),
     ):
         pass
     with (
         pytest.raises(ConfigError, match="no stacked experts in tiers"),
-        offload(mixtral(), {"mlp": "bind:cxl"}, session=published, hot_expert_bytes=1 << 20),
+        offload(mixtral(), {"mlp": "bind:cxl"}, session=published, near_expert_bytes=1 << 20),
     ):
         pass
     with pytest.raises(ConfigError, match="without tune"):
@@ -142,7 +146,7 @@ def test_models_and_options_that_do_not_fit_are_refused_in_one_line(published: S
             tune_threads=[1, 2],
         )  # fmt: skip
     with pytest.raises(ConfigError, match="at least 0"):
-        offload(make("llama"), {"mlp": "bind:cxl"}, session=published, hot_expert_bytes=-5)
+        offload(make("llama"), {"mlp": "bind:cxl"}, session=published, near_expert_bytes=-5)
     with pytest.raises(ConfigError, match="step_time"):
         offload(make("llama"), {"mlp": "bind:cxl"}, session=published, tune="bandwidth")  # type: ignore[arg-type]
 

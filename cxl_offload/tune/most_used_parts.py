@@ -17,13 +17,17 @@ from numpy.typing import ArrayLike
 
 from cxl_offload.memory import Allocation, Bind, Session
 from cxl_offload.memory.bounds import check_number, check_size
+from cxl_offload.renamed import renamed_attribute
 from cxl_offload.tune.counts import Outcome, count_decision
 from cxl_offload.tune.gate import Gate, one_at_a_time
 from cxl_offload.tune.homes import REFUSALS
-from cxl_offload.tune.hot import HotRule, HotSet, Swap
+from cxl_offload.tune.most_used import MostUsedItems, MostUsedRule, Swap
 from cxl_offload.tune.tiers import check_tiers
 
 _LOG = logging.getLogger("cxl_offload.tune")
+
+_TUNER = "hot"
+"""The label of these decisions in the metrics and in reports, which dashboards ask for."""
 
 _REST_ROUNDS = 256
 """Rounds without moves after a node was full, so that it is not asked after every step."""
@@ -51,13 +55,13 @@ def _check_apart(parts: Mapping[str, Sequence[Slice]]) -> None:
     slices = sorted((one.address, one.nbytes, name) for name, part in parts.items() for one in part)
     end, last = 0, ""
     for address, nbytes, name in slices:
-        check_size(nbytes, f"a slice of hot part {name!r}, in bytes,")
+        check_size(nbytes, f"a slice of part {name!r}, in bytes,")
         if address < end:
-            raise ValueError(f"hot parts {last!r} and {name!r} overlap")
+            raise ValueError(f"parts {last!r} and {name!r} overlap")
         end, last = address + nbytes, name
 
 
-class HotParts:
+class MostUsedParts:
     """Keeps the parts that are asked for most on the near tier, as far as its room goes.
 
     Parameters
@@ -80,7 +84,7 @@ class HotParts:
 
     Attributes
     ----------
-    hot
+    most_used
         Counts the uses and chooses.
     part_bytes
         Bytes of each part.
@@ -95,6 +99,8 @@ class HotParts:
         whole page.
     """
 
+    hot = renamed_attribute("hot", "most_used")
+
     def __init__(
         self,
         parts: Mapping[str, Sequence[Slice]],
@@ -104,7 +110,7 @@ class HotParts:
         room_bytes: int,
         session: Session,
         budget_bytes_per_round: int = 0,
-        rule: HotRule = HotRule(),  # noqa: B008 - frozen
+        rule: MostUsedRule = MostUsedRule(),  # noqa: B008 - frozen
         framework: str = "script",
     ) -> None:
         check_number(room_bytes, "room_bytes")
@@ -112,7 +118,7 @@ class HotParts:
         _check_apart(parts)
         sizes = {sum(one.nbytes for one in part) for part in parts.values()}
         if len(sizes) != 1:
-            raise ValueError(f"hot parts of {sorted(sizes)} bytes: need some, all of one size")
+            raise ValueError(f"parts of {sorted(sizes)} bytes: need some, all of one size")
         (self.part_bytes,) = sizes
         check_tiers(near, far)
         self._gate = Gate()
@@ -123,7 +129,7 @@ class HotParts:
         room = int(min(room_bytes, len(parts) * self.part_bytes)) // self.part_bytes
         here = self.granted()
         self._surplus = list(here[room:])
-        self.hot = HotSet(len(parts), room, near=here[:room], rule=rule)
+        self.most_used = MostUsedItems(len(parts), room, near=here[:room], rule=rule)
         self._budget = budget_bytes_per_round
         self._traffic = rule.traffic
         self._framework = framework
@@ -138,7 +144,7 @@ class HotParts:
         for one in part:
             owner = self._session.find(one.address)
             if owner is None or one.address + one.nbytes > owner.address + owner.nbytes:
-                raise ValueError(f"hot part {name!r} is not in memory of this session")
+                raise ValueError(f"part {name!r} is not in memory of this session")
             unit = owner.unit_bytes
             begin = one.address - owner.address
             end = begin + one.nbytes
@@ -148,7 +154,7 @@ class HotParts:
                 found.append(_Pages(owner, first, last - first))
         if not found:
             raise ValueError(
-                f"hot part {name!r} of {self.part_bytes} bytes has no whole page to itself"
+                f"part {name!r} of {self.part_bytes} bytes has no whole page to itself"
             )
         return tuple(found)
 
@@ -187,10 +193,10 @@ class HotParts:
             int or float ``(parts,)``: how often each part was read.
         """
         counts = np.asarray(uses, dtype=np.float64)
-        self.hot.note(counts)
+        self.most_used.note(counts)
         asked = int(counts.sum() * self.part_bytes)
         self.asked_bytes += asked
-        self.near_bytes += int(counts[list(self.hot.near)].sum() * self.part_bytes)
+        self.near_bytes += int(counts[list(self.most_used.near)].sum() * self.part_bytes)
         self._earned += asked * self._traffic
         if self._rest:
             self._rest -= 1
@@ -213,7 +219,7 @@ class HotParts:
             with self._accounted():
                 self._move(self._surplus.pop(), self._far)
         while self._may_move():
-            found = self.hot.swaps(most=1)
+            found = self.most_used.swaps(most=1)
             if not found:
                 return
             with self._accounted():
@@ -230,11 +236,11 @@ class HotParts:
         except REFUSALS as reason:
             outcome = "refused"
             self._rest = _REST_ROUNDS
-            _LOG.warning("tune: hot parts stay where they are: %s", str(reason))
+            _LOG.warning("tune: parts stay where they are: %s", str(reason))
         moved = self.moved_bytes - before
         self._credit -= moved
         self._earned -= moved
-        count_decision(self._framework, "hot", outcome, nbytes=moved)
+        count_decision(self._framework, _TUNER, outcome, nbytes=moved)
 
     def _carry_out(self, swap: Swap) -> None:
         """Moves one part near, after another part has made room for it. Raises as
@@ -244,9 +250,9 @@ class HotParts:
                 self._move(swap.far, self._far)
             self._move(swap.near, self._near)
         except REFUSALS:
-            self.hot.undo(swap)
+            self.most_used.undo(swap)
             if swap.far >= 0 and not self._was_put_near(swap.far):
-                self.hot.leave(swap.far)
+                self.most_used.leave(swap.far)
             raise
         _LOG.info(
             "tune: %s is near now%s",
@@ -272,13 +278,13 @@ class HotParts:
         self.moved_bytes += one.nbytes
 
     def _advise(self) -> None:
-        found = self.hot.swaps(most=1)
+        found = self.most_used.swaps(most=1)
         if not found:
             return
-        self.hot.undo(found[0])
+        self.most_used.undo(found[0])
         if found[0] != self._advised:
             self._advised = found[0]
-            count_decision(self._framework, "hot", "advised")
+            count_decision(self._framework, _TUNER, "advised")
             _LOG.info(
                 "tune, advice only: %s is asked for more often than what is near; give a budget to "
                 "have it moved",

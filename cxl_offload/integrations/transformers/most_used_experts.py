@@ -21,14 +21,14 @@ from cxl_offload.integrations.transformers.asked_experts import (
 )
 from cxl_offload.integrations.transformers.router_counts import RouterCounts
 from cxl_offload.memory import Session
-from cxl_offload.tune import HotParts, Slice, TuneOptions, near_and_far
+from cxl_offload.tune import MostUsedParts, Slice, TuneOptions, near_and_far
 from cxl_offload.tune.state_file import read_state, write_state
 
 _SAVE_EVERY = 1000
 """Forward passes between two writes of the state."""
 
 
-class HotExperts:
+class MostUsedExperts:
     """Counts what experts are asked for and moves them between forward passes.
 
     Routers on an accelerator are not waited for: what they asked for is known a pass or more later.
@@ -70,21 +70,21 @@ class HotExperts:
                 ]
         if not slices or not all(slices.values()):
             raise ConfigError(
-                f"hot_expert_bytes: {type(model).__name__} has no stacked experts in tiers; name a "
-                "policy for experts, such as bind:cxl, or leave hot_expert_bytes out"
+                f"near_expert_bytes: {type(model).__name__} has no stacked experts in tiers; name "
+                "a policy for experts, such as bind:cxl, or leave near_expert_bytes out"
             )
         near, far = near_and_far(session.machine)
         try:
-            self.parts = HotParts(
+            self.parts = MostUsedParts(
                 slices, near=near, far=far, room_bytes=near_bytes, session=session,
                 budget_bytes_per_round=options.budget_bytes, framework="transformers",
             )  # fmt: skip
         except ValueError as reason:
-            raise ConfigError(f"hot_expert_bytes: {reason}") from None
+            raise ConfigError(f"near_expert_bytes: {reason}") from None
         self._state = options.state
         saved = read_state(self._state)
         if saved is not None:
-            self.parts.hot.restore(saved)
+            self.parts.most_used.restore(saved)
         self._counts = RouterCounts(
             {name: layer.num_experts for name, layer in self._layers.items()}
         )
@@ -123,7 +123,7 @@ class HotExperts:
 
     def _save(self) -> None:
         if self._state is not None:
-            write_state(self._state, self.parts.hot.saved())
+            write_state(self._state, self.parts.most_used.saved())
 
 
 def _slice(weight: torch.Tensor, number: int) -> Slice:

@@ -17,7 +17,7 @@ from cxl_offload.memory import Session
 from cxl_offload.tune import NextUse, near_and_far, tier_ratios
 
 
-class HotCaches:
+class NearCaches:
     """Follows which cache every forward pass uses, and moves caches between passes.
 
     All sequences of a cache are used together, so a cache moves as a whole.
@@ -106,8 +106,10 @@ class HotCaches:
 
 
 def check_room(near_bytes: int, kinds: Collection[str]) -> None:
-    """Raises ConfigError where ``hot_kv_bytes`` is negative or the cache is not in tiers."""
+    """Raises ConfigError where ``near_kv_bytes`` is negative or the cache is not in tiers."""
     if near_bytes < 0:
-        raise ConfigError(f"hot_kv_bytes {near_bytes}: 0 or more")
+        raise ConfigError(f"near_kv_bytes {near_bytes}: 0 or more")
     if near_bytes and "kv" not in kinds:
-        raise ConfigError("hot_kv_bytes needs the cache in tiers; give a policy of kv, as bind:cxl")
+        raise ConfigError(
+            "near_kv_bytes needs the cache in tiers; give a policy of kv, as bind:cxl"
+        )

@@ -57,7 +57,7 @@ def test_cache_in_use_is_near_and_those_that_wait_are_far(published: Session) ->
     stock = [Chat(model, seed) for seed in range(3)]
     right = [one.turn() for _ in range(3) for one in stock]
     with offload(
-        model, FAR, session=published, hot_kv_bytes=2 << 20, tune_budget_bytes=1 << 30
+        model, FAR, session=published, near_kv_bytes=2 << 20, tune_budget_bytes=1 << 30
     ) as done:
         chats = [Chat(model, seed) for seed in range(3)]
         size = cache_bytes(published, chats[0])
@@ -88,7 +88,7 @@ def test_caches_stay_and_are_advised_about_without_a_budget(
     model = make("llama")
     with (
         caplog.at_level("INFO", "cxl_offload.tune"),
-        offload(model, FAR, session=published, hot_kv_bytes=1 << 30) as done,
+        offload(model, FAR, session=published, near_kv_bytes=1 << 30) as done,
     ):
         chat = Chat(model, 0)
         chat.turn()
@@ -101,7 +101,7 @@ def test_caches_stay_and_are_advised_about_without_a_budget(
 def test_short_turns_do_not_move_a_cache(published: Session) -> None:
     model = make("llama")
     with offload(
-        model, FAR, session=published, hot_kv_bytes=1 << 30, tune_budget_bytes=1 << 30
+        model, FAR, session=published, near_kv_bytes=1 << 30, tune_budget_bytes=1 << 30
     ) as done:
         caches = done.tuned.caches
         caches.uses._turn_steps = 2.0  # as after many turns of two steps
@@ -118,7 +118,7 @@ def test_full_node_ends_the_moves_and_nothing_else(
     published.kernel.set_used_by_others(0, published.free_bytes(0))
     right = Chat(model, 0).turn()
     with offload(
-        model, FAR, session=published, hot_kv_bytes=1 << 30, tune_budget_bytes=1 << 30
+        model, FAR, session=published, near_kv_bytes=1 << 30, tune_budget_bytes=1 << 30
     ) as done:
         chat = Chat(model, 0)
         assert torch.equal(chat.turn(), right)
@@ -128,7 +128,12 @@ def test_full_node_ends_the_moves_and_nothing_else(
 
 
 def test_options_that_do_not_fit_are_refused_in_one_line(published: Session) -> None:
-    with pytest.raises(ConfigError, match="hot_kv_bytes needs the cache in tiers"):
+    with (
+        pytest.warns(DeprecationWarning, match="hot_kv_bytes= is now near_kv_bytes="),
+        pytest.raises(ConfigError, match="near_kv_bytes needs the cache in tiers"),
+    ):
         offload(make("llama"), {"mlp": "bind:cxl"}, session=published, hot_kv_bytes=1)
+    with pytest.raises(ConfigError, match="near_kv_bytes needs the cache in tiers"):
+        offload(make("llama"), {"mlp": "bind:cxl"}, session=published, near_kv_bytes=1)
     with pytest.raises(ConfigError, match="0 or more"):
-        offload(make("llama"), FAR, session=published, hot_kv_bytes=-1)
+        offload(make("llama"), FAR, session=published, near_kv_bytes=-1)

@@ -1,8 +1,8 @@
 """Chooses by their use which items live on the near tier: experts, embedding rows, sequences.
 
-Uses are counted, and old ones count less and less, so that an item that was hot an hour ago does
-not stay. An item moves near only if it is used clearly more than the one it replaces. So two items
-of about equal use do not trade places for ever. A budget limits how many move at once.
+Uses are counted, and old ones count less and less, so that an item that was used often an hour ago
+does not stay. An item moves near only if it is used clearly more than the one it replaces. So two
+items of about equal use do not trade places for ever. A budget limits how many move at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cxl_offload.tune.state_file import DAMAGED
 
 
 @dataclass(frozen=True, slots=True)
-class HotRule:
+class MostUsedRule:
     """When an item moves.
 
     Attributes
@@ -32,7 +32,7 @@ class HotRule:
         Within so many rounds, the near tier must have saved the bytes that the two moves cost.
     traffic
         Most bytes that may move, as a fraction of the bytes that are asked for; see
-        :class:`~cxl_offload.tune.HotParts`.
+        :class:`~cxl_offload.tune.MostUsedParts`.
     """
 
     half_life: float = 256.0
@@ -54,7 +54,7 @@ class Swap:
     far: int
 
 
-class HotSet:
+class MostUsedItems:
     """Items of equal size, a number of which fit the near tier.
 
     Parameters
@@ -73,7 +73,7 @@ class HotSet:
         room: int,
         *,
         near: Sequence[int] | None = None,
-        rule: HotRule = HotRule(),
+        rule: MostUsedRule = MostUsedRule(),
     ) -> None:
         if items < 1 or not 0 <= room <= items:
             raise ValueError(
@@ -128,7 +128,7 @@ class HotSet:
                 raise ValueError("uses")
         except DAMAGED as problem:
             raise ConfigError(
-                f"the saved state is not that of {len(self._uses)} hot items"
+                f"the saved state is not that of {len(self._uses)} items"
             ) from problem
         self._uses, self._rounds = uses, rounds
 

@@ -11,10 +11,10 @@ import torch
 
 from cxl_offload.memory import Session
 from cxl_offload.memory.bounds import check_size
-from cxl_offload.tune.hot_parts import HotParts, Slice
+from cxl_offload.tune.most_used_parts import MostUsedParts, Slice
 
 
-class HotRows:
+class MostUsedRows:
     """Counts the lookups of an embedding, and moves blocks of its rows between lookups.
 
     Rows move in blocks of whole pages, as many rows as fit; a last block that is smaller stays
@@ -62,14 +62,14 @@ class HotRows:
     ) -> None:
         weight = embedding.weight
         if not isinstance(weight, torch.Tensor) or not weight.is_contiguous():
-            raise ValueError("hot rows need a contiguous weight")
+            raise ValueError("rows of an embedding need a contiguous weight")
         if weight.dim() < 1 or not weight.numel():
-            raise ValueError(f"hot rows of a weight of shape {tuple(weight.shape)}: it has no row")
+            raise ValueError(f"rows of a weight of shape {tuple(weight.shape)}: it has no row")
         check_size(block_bytes, "block_bytes")
         owner = session.find(weight.data_ptr())
         if owner is None:
             raise ValueError(
-                "hot rows: the weight is not in memory of this session; make it with "
+                "rows of an embedding: the weight is not in memory of this session; make it with "
                 "cxl_offload.from_tensor"
             )
         row_bytes = weight[0].numel() * weight.element_size()
@@ -78,7 +78,7 @@ class HotRows:
         self.rows = block // row_bytes
         self._blocks = weight.shape[0] // self.rows
         self._embedding = embedding
-        self.parts = HotParts(
+        self.parts = MostUsedParts(
             {
                 f"rows {at * self.rows}..": [Slice(weight.data_ptr() + at * block, block)]
                 for at in range(self._blocks)
