@@ -154,19 +154,14 @@ def shortcut(request: FlexGenRun) -> contextlib.AbstractContextManager[None]:
     return skipped_prompt() if only_decodes(request) else contextlib.nullcontext()
 
 
-def measure(
-    options: argparse.Namespace, folder: Path, conditions: Conditions
-) -> list[dict[str, Any]]:
-    """All cases, each on both sides in turn."""
-    model = make_opt(folder / "opt", SHAPE, seed=1)
-    config = config_of_checkpoint(model)
-    convert_checkpoint(model, config, folder / f"{model.name}-np")
-    cases = requests(model, options)
-    jobs = {
-        "weights": str(folder),
-        "config": {key: value for key, value in asdict(config).items() if key != "dtype"},
-        "offload_dir": str(folder / "offload"),
-        "threads": torch.get_num_threads(),
+def stock_jobs(model: Path, cases: dict[str, FlexGenRun], *, threads: int) -> dict[str, Any]:
+    """What stock FlexGen's process takes; the converted weights lie beside the model."""
+    config = asdict(config_of_checkpoint(model))
+    return {
+        "weights": str(model.parent),
+        "config": {key: value for key, value in config.items() if key != "dtype"},
+        "offload_dir": str(model.parent / "offload"),
+        "threads": threads,
         "cases": {
             name: {
                 "inputs": request.token_ids,
@@ -177,7 +172,16 @@ def measure(
             for name, request in cases.items()
         },
     }
-    stock = StockProcess(jobs, folder)
+
+
+def measure(
+    options: argparse.Namespace, folder: Path, conditions: Conditions
+) -> list[dict[str, Any]]:
+    """All cases, each on both sides in turn."""
+    model = make_opt(folder / "opt", SHAPE, seed=1)
+    convert_checkpoint(model, config_of_checkpoint(model), folder / f"{model.name}-np")
+    cases = requests(model, options)
+    stock = StockProcess(stock_jobs(model, cases, threads=torch.get_num_threads()), folder)
     session = Session.linux()
     try:
         return [

@@ -27,6 +27,11 @@ class StockProcess:
             text=True,
         )
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def run(self, case: str) -> dict[str, Any]:
         """Tokens and seconds of one case."""
         assert self._process.stdin is not None

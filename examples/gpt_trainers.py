@@ -16,11 +16,22 @@ from transformers import OPTConfig, OPTForCausalLM
 
 import cxl_offload
 from cxl_offload.ops.adam import CPUAdam
+from cxl_offload.ops.lion import CPULion
 
 Weights = dict[str, torch.Tensor]
 
 STATES = {"fp32": torch.float32, "bf16": torch.bfloat16, "8bit": torch.uint8}
-"""What the states of CPUAdam may be kept in."""
+"""What the states of CPUAdam and CPULion may be kept in."""
+
+PARAMETERS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""What the parameters of plain torch may be, without master weights beside them."""
+
+OPTIMIZERS = {"adam": CPUAdam, "lion": CPULion}
+
+
+def name_of(tensor: torch.Tensor) -> str:
+    """Of its type."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class Trainer(Protocol):
@@ -139,20 +150,26 @@ def zero_config(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class PlainTrainer:
-    """torch on the CPU in float32, the states of its own AdamW moved by ``offload_optimizer``.
+    """torch on the CPU, the states of its own AdamW moved by ``offload_optimizer``.
 
-    With ``--states`` CPUAdam, which keeps them in tiers by itself.
+    With ``--states`` CPUAdam or CPULion, which keep them in tiers by themselves. Parameters of
+    bfloat16 have no master weights: what those optimizers write is rounded at random.
     """
 
     def __init__(self, args: argparse.Namespace, saving: AbstractContextManager[Any]) -> None:
-        self.model = OPTForCausalLM(model_config(args))
+        dtype = PARAMETERS[args.parameters]
+        self.model = OPTForCausalLM(model_config(args)).to(dtype)
         node = cxl_offload.memory.current_session().machine.initiator
         policy = args.placement or f"preferred:{node}"
         settings = {"lr": args.lr, "weight_decay": 0.01}
         self._optimizer: torch.optim.Optimizer
-        if args.states:
-            self._optimizer = CPUAdam(
-                self.model.parameters(), state_dtype=STATES[args.states], policy=policy, **settings
+        if args.states or args.optimizer == "lion":
+            self._optimizer = OPTIMIZERS[args.optimizer](
+                self.model.parameters(),
+                state_dtype=STATES[args.states or "fp32"],
+                rounding_seed=None if dtype is torch.float32 else args.seed,
+                policy=policy,
+                **settings,
             )
         else:
             self._optimizer = torch.optim.AdamW(self.model.parameters(), **settings)
@@ -181,12 +198,19 @@ class PlainTrainer:
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
     def placed(self) -> str:
-        if isinstance(self._optimizer, CPUAdam):
-            return "\n".join(
-                f"{name} of {str(value.dtype).removeprefix('torch.')}: "
-                f"{cxl_offload.placement_of(value).granted}"
-                for name, value in self._optimizer.state[next(self.model.parameters())].items()
+        if isinstance(self._optimizer, CPUAdam | CPULion):
+            param = next(self.model.parameters())
+            held = {
+                name: value
+                for name, value in self._optimizer.state[param].items()
                 if torch.is_tensor(value) and value.numel() > 1
+            }
+            return "\n".join(
+                [f"parameters of {name_of(param)}"]
+                + [
+                    f"{name} of {name_of(value)}: {cxl_offload.placement_of(value).granted}"
+                    for name, value in held.items()
+                ]
             )
         nodes: dict[str, dict[int, int]] = {}
         for (_, _, name), place in self._placements().items():

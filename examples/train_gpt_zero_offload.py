@@ -27,7 +27,16 @@ import needs_transformers  # noqa: F401
 import torch
 import torch.distributed as dist
 from gpt_text import library_tokens, make_tokenizer, windows
-from gpt_trainers import STATES, PlainTrainer, Trainer, Weights, ZeroTrainer, model_config
+from gpt_trainers import (
+    OPTIMIZERS,
+    PARAMETERS,
+    STATES,
+    PlainTrainer,
+    Trainer,
+    Weights,
+    ZeroTrainer,
+    model_config,
+)
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import OPTForCausalLM
@@ -53,13 +62,26 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--placement", help="a plan's file, KIND=POLICY;..., or one policy")
-    parser.add_argument("--states", choices=tuple(STATES), help="what CPUAdam keeps its states in")
+    parser.add_argument(
+        "--states", choices=tuple(STATES), help="what the optimizer's states are in"
+    )
+    parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adam", help="of --plain")
+    parser.add_argument(
+        "--parameters",
+        choices=tuple(PARAMETERS),
+        default="fp32",
+        help="of --plain; bf16 has no master weights",
+    )
     parser.add_argument("--activations", metavar="TIER", help="saved activations go there")
     parser.add_argument("--machine", help="a machine file or shipped name, simulated")
     parser.add_argument("--bytes", type=int, default=8 << 20, help="of text")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name, least in (("optimizer", "adam"), ("parameters", "fp32")):
+        if getattr(args, name) != least and not args.plain:
+            parser.error(f"--{name} {getattr(args, name)}: only with --plain; add it")
+    return args
 
 
 def start_process_group() -> None:

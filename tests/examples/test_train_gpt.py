@@ -141,3 +141,24 @@ def test_two_processes_of_torchrun_train_together(tmp_path: Path) -> None:
     assert_learned(result)
     assert result["processes"] == 2
     assert "rank 0 (1 of 2 on this machine)" in printed
+
+
+@pytest.mark.slow(reason="trains two models")
+@pytest.mark.parametrize(
+    ("flags", "states"),
+    [
+        (("--optimizer", "lion", "--states", "8bit", "--parameters", "bf16"), "exp_avg_codes of "),
+        (
+            ("--optimizer", "adam", "--states", "bf16", "--parameters", "bf16"),
+            "exp_avg_sq of bfloat16: ",
+        ),
+    ],
+    ids=("lion", "adam"),
+)
+def test_parameters_of_bfloat16_learn_without_master_weights(
+    tmp_path: Path, flags: tuple[str, ...], states: str
+) -> None:
+    result, printed = train(tmp_path, "--plain", *flags, "--lr", "1e-3")
+    assert_learned(result)
+    assert states in printed
+    assert "parameters of bfloat16" in printed
