@@ -182,7 +182,9 @@ def _tell(
 ) -> dict[str, Any]:
     """What this rank says of itself; plain data."""
     name = _own_gpu(machine) if gpu is None else machine.gpu(gpu).name
-    held_to, _ = checked_limits(machine, limits or {})
+    held_to, devices = checked_limits(machine, limits or {})
+    for device in devices:
+        raise ValueError(f"limit of {device}: ranks share nodes only; leave it out")
     wanted = dict(requests or {})
     for what, nbytes in wanted.items():
         if nbytes < 0:

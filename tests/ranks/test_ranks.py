@@ -96,6 +96,13 @@ def test_ranks_on_this_machine_keep_within_the_limit_of_a_real_node(tmp_path: Pa
     assert [rank["held"] for rank in told] == [16 * MIB] * 2
 
 
+def test_limit_of_a_device_is_refused_because_ranks_share_nodes() -> None:
+    with pytest.raises(
+        ValueError, match=r"limit of dax0\.0: ranks share nodes only; leave it out$"
+    ):
+        share_machine(load_machine("spr3-h100"), limits={"dax0.0": "1GiB"})
+
+
 def test_process_without_a_job_gets_the_whole_machine() -> None:
     share = share_machine(load_machine("spr3-h100"))
     assert (share.rank, share.local_size, share.gpu) == (0, 1, "H100")
