@@ -451,6 +451,19 @@ def loaded_latency(
 ) -> tuple[list[float], list[ThreadTraffic]]: ...
 
 @final
+class PreparedLinear:
+    def __init__(self, weight: TensorView, bias: TensorView | None = None) -> None: ...
+    def run(
+        self,
+        x: int,
+        rows: int,
+        dtype: str,
+        y: int,
+        team: WorkerTeam,
+        kernel: Kernel | None = None,
+    ) -> None: ...
+
+@final
 class TensorView:
     def __init__(
         self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]

@@ -87,6 +87,36 @@ void refuse_lost(const kernels::Linear& given, bool is_done) {
   });
 }
 
+// Computes a layer, once its tensors and what it may multiply with are known.
+void compute(kernels::Linear& given, kernels::WorkerTeam& team, Isa isa, const os::Kernel* kernel) {
+  const Copies held = find_copies(given, team);
+  refuse_lost(given, false);
+  settle(given.y);
+  kernels::run_linear(given, team, isa, kernel);
+  refuse_lost(given, true);
+}
+
+// A weight and its bias, converted from Python once for many calls.
+struct PreparedLinear {
+  TensorView weight;
+  TensorView bias;
+
+  // `x` and `y` are contiguous rows of one type.
+  void run(uintptr_t x, size_t rows, Dtype dtype, uintptr_t y, kernels::WorkerTeam& team,
+           const os::Kernel* kernel) const {
+    const auto rows_of = [&](uintptr_t address, int64_t width) {
+      return make_view(address, dtype, {static_cast<int64_t>(rows), width}, {width, 1});
+    };
+    kernels::Linear given;
+    given.x = rows_of(x, weight.shape.at(1));
+    given.y = rows_of(y, weight.shape.at(0));
+    given.weight = weight;
+    given.bias = bias;
+    given.bf16_products = Bf16Products::kBest;
+    compute(given, team, best_isa(), kernel);
+  }
+};
+
 }  // namespace
 
 void bind_linear(py::module_& module) {
@@ -102,6 +132,23 @@ void bind_linear(py::module_& module) {
       py::kw_only(), py::arg("tiles") = false,
       "Whether linear layers multiply numbers of bfloat16 here (isa \"avx512bf16\"), or tiles of "
       "them (\"amxbf16\").");
+  py::class_<PreparedLinear>(module, "PreparedLinear")
+      .def(py::init([](TensorView weight, std::optional<TensorView> bias) {
+             if (weight.shape.size() != 2) throw InvalidArgument("weight must be (outputs, width)");
+             return PreparedLinear{std::move(weight), bias ? std::move(*bias) : TensorView{}};
+           }),
+           py::arg("weight"), py::arg("bias") = py::none(),
+           "Views of a weight and its bias, whose memory the caller keeps.")
+      .def(
+          "run",
+          [](const PreparedLinear& self, uintptr_t x, size_t rows, const std::string& dtype,
+             uintptr_t y, kernels::WorkerTeam& team, std::shared_ptr<os::Kernel> kernel) {
+            const Unlocked released;
+            self.run(x, rows, parse_dtype(dtype), y, team, kernel.get());
+          },
+          py::arg("x"), py::arg("rows"), py::arg("dtype"), py::arg("y"), py::arg("team"),
+          py::arg("kernel") = py::none(),
+          "As run_linear(), of contiguous rows of one type at the addresses x and y.");
   module.def(
       "run_linear",
       [](TensorView x, TensorView weight, TensorView y, kernels::WorkerTeam& team,
@@ -118,12 +165,7 @@ void bind_linear(py::module_& module) {
         if (groups) std::tie(given.groups, given.group_scales) = std::move(*groups);
         given.bf16_products = products_of(isa);
         const bool best = given.bf16_products != Bf16Products::kNone;
-        const Copies held = find_copies(given, team);
-        refuse_lost(given, false);
-        settle(given.y);
-        kernels::run_linear(given, team, best ? best_isa() : parse_isa(isa, product_names()),
-                            kernel.get());
-        refuse_lost(given, true);
+        compute(given, team, best ? best_isa() : parse_isa(isa, product_names()), kernel.get());
       },
       py::arg("x"), py::arg("weight"), py::arg("y"), py::arg("team"), py::kw_only(),
       py::arg("bias") = py::none(), py::arg("scale") = py::none(), py::arg("groups") = py::none(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -13,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from cxl_offload.memory import NOT_FAULTED_IN, FirstTouch, Policy, Session
+from cxl_offload.memory import NOT_FAULTED_IN, FirstTouch, Policy, Preferred, Session
 from cxl_offload.memory.copies import any_copies
 from cxl_offload.memory.lost import add_namer
 from cxl_offload.objects.kind_counts import LiveKind, count_kinds_of, nodes_in
@@ -159,9 +160,24 @@ class TierStore:
         """
         policy = self.parts[kind][part].policy
         with part_of_load(FAULT_IN, math.prod(shape) * dtype.itemsize):
-            tensor = self.source.empty(shape, dtype, policy, pin=pin and self._pin)
             if isinstance(policy, FirstTouch):
-                tensor.view(-1).view(torch.uint8).zero_()  # this thread is the first to touch
+                return self._touched_here(shape, dtype, pin=pin and self._pin)
+            return self.source.empty(shape, dtype, policy, pin=pin and self._pin)
+
+    def _touched_here(
+        self, shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool
+    ) -> torch.Tensor:
+        """Memory of first touch, as if this thread had touched it.
+
+        It is asked of this thread's node, because memory that was touched before cannot be first
+        touched again: activations would be mapped and faulted in anew at every layer.
+        """
+        if isinstance(self.source, MemorySource):
+            near = Preferred((self.source.session.kernel.local_node,))
+            with contextlib.suppress(MemoryError):  # the system may still give what we hold back
+                return self.source.empty(shape, dtype, near, pin=pin)
+        tensor = self.source.empty(shape, dtype, FirstTouch(), pin=pin)
+        tensor.view(-1).view(torch.uint8).zero_()
         return tensor
 
     def lies_pinned(self, tensor: torch.Tensor) -> bool:

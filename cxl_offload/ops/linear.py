@@ -16,8 +16,10 @@ from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
 from cxl_offload.ops.view import (
+    FLOATS,
     as_of_now,
     check_class,
+    has_plain_rows,
     refuse_derivatives,
     refuse_recording,
     tensor_view,
@@ -147,13 +149,15 @@ class PreparedLinear:
         :meth:`is_of` before a call where a tensor may have got another (``weight.data = new``).
     """
 
-    __slots__ = ("_addresses", "_bias", "_bias_view", "_outputs", "_weight", "_weight_view")
+    __slots__ = ("_addresses", "_bias", "_layer", "_outputs", "_weight", "_width")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight, self._bias = as_of_now(weight), as_of_now(bias)
-        self._weight_view = tensor_view(self._weight, "weight", dtypes=WEIGHT_DTYPES, strided=True)
-        self._bias_view = None if self._bias is None else tensor_view(self._bias, "bias")
-        self._outputs = self._weight.shape[0]
+        self._layer = _C.PreparedLinear(
+            tensor_view(self._weight, "weight", dtypes=WEIGHT_DTYPES, strided=True),
+            None if self._bias is None else tensor_view(self._bias, "bias"),
+        )
+        self._outputs, self._width = self._weight.shape
         self._addresses = (
             self._weight.data_ptr(),
             0 if self._bias is None else self._bias.data_ptr(),
@@ -173,18 +177,14 @@ class PreparedLinear:
     def __call__(self, x: torch.Tensor, threads: Threads = None) -> torch.Tensor:
         """As :func:`linear`; nothing is said about gradients."""
         refuse_recording("linear")
-        rows = _rows_of(x)
-        out = torch.empty(rows.shape[0], self._outputs, dtype=x.dtype)
-        team = team_for(threads)
-        _C.run_linear(
-            tensor_view(rows, "x", strided=True),
-            self._weight_view,
-            tensor_view(out, "out"),
-            team,
-            bias=self._bias_view,
-            kernel=kernel_for(team),
-        )
-        return out.view(*x.shape[:-1], self._outputs)
+        width = self._width
+        if not has_plain_rows(x, width):
+            return linear(as_of_now(x), self._weight, self._bias, threads=threads)
+        y = x.new_empty((*x.shape[:-1], self._outputs))
+        team, name = team_for(threads), FLOATS[x.dtype]
+        rows = x.numel() // width
+        self._layer.run(x.data_ptr(), rows, name, y.data_ptr(), team, kernel_for(team))
+        return y
 
 
 BUFFER_ELEMENTS = 2**19

@@ -14,6 +14,7 @@ from cxl_offload import _C
 from cxl_offload.memory import Session, use
 from cxl_offload.ops.int4_weight import Int4Weight, int4_quantized
 from cxl_offload.ops.linear import PreparedLinear, linear
+from cxl_offload.ops.view import has_plain_rows
 from cxl_offload.tensor import from_tensor
 from cxl_offload.topology import load_machine
 
@@ -98,3 +99,46 @@ def test_weights_stay_while_the_kernel_reads_them(
     monkeypatch.setattr(_C, "run_linear", run_later)
     assert torch.equal(linear(x, weight, bias, **options), expected)
     assert live_bytes(session) == 0
+
+
+GIVEN: dict[str, Callable[[], Any]] = {
+    "rows": lambda: MADE[:3],
+    "a row": lambda: MADE[0],
+    "three dimensions": lambda: MADE[:6].view(2, 3, WIDTH),
+    "half precision": lambda: MADE[:3].to(torch.bfloat16),
+    "a part of a storage": lambda: MADE[5:8],
+    "columns of wider rows": lambda: torch.cat([MADE, MADE], 1)[:, 3 : 3 + WIDTH],
+    "transposed": MADE.t,
+    "imaginary parts, negated": lambda: MADE.to(torch.complex64).conj().imag,
+    "no rows": lambda: MADE[:0],
+    "no dimension": lambda: MADE[0, 0],
+    "another width": lambda: MADE[:, :32].contiguous(),
+    "another type": lambda: MADE.double(),
+    "no tensor": lambda: [1.0] * WIDTH,
+}
+
+
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+@pytest.mark.parametrize("bias", [None, MADE[0]], ids=["", "bias"])
+def test_a_prepared_layer_is_the_layer(given: Callable[[], Any], bias: Any) -> None:
+    """Whatever it is given: the same bits and shape, or the same words of refusal."""
+
+    def outcome(call: Callable[[Any], torch.Tensor]) -> Any:
+        try:
+            made = call(given())
+        except (ValueError, TypeError) as error:
+            return type(error), str(error)
+        return tuple(made.shape), made.dtype, made.float().flatten().tolist()
+
+    prepared = PreparedLinear(MADE, bias)
+    assert outcome(prepared) == outcome(lambda x: linear(x, MADE, bias))
+
+
+def test_a_storage_that_ends_too_early_is_not_read() -> None:
+    """The layer takes rows by their address alone, so nothing behind would notice."""
+    x = torch.randn(3, WIDTH)
+    x.untyped_storage().resize_(x.nbytes - 1)
+    assert not has_plain_rows(x, WIDTH)
+    whole = torch.randn(3, WIDTH)
+    assert has_plain_rows(whole, WIDTH)
+    assert has_plain_rows(whole[1:], WIDTH)
