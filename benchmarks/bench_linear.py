@@ -5,12 +5,13 @@
         [--json out.json]
 
 Several layers' weights lie in transparent huge pages, more bytes than the caches hold, and calls go
-round them. For each type: the bound (the weights read once by pinned threads, csrc/probe), this
-package with x in the weights' type (``--x`` where that is no float type of 16 bits or more), and
-torch's linear where torch multiplies that type. Every contender is first compared with float64;
-then they take turns in a rotating order. Reported are medians in GB/s of weights, the share of the
-bound, the speed-up over torch, and 95 % bootstrap intervals of the paired ratios. All figures are
-measured. At the end stand the bars (bars.py), which the lower ends of the intervals have to reach.
+round them; the first call of a turn is not timed. For each type: the bound (the weights read once
+by pinned threads, csrc/probe), this package with x in the weights' type (``--x`` where that is no
+float type of 16 bits or more), and torch's linear where torch multiplies that type. Every contender
+is first compared with float64; then they take turns in a rotating order. Reported are medians in
+GB/s of weights, the share of the bound, the speed-up over torch, and 95 % bootstrap intervals of
+the paired ratios. All figures are measured. At the end stand the bars (bars.py), which the lower
+ends of the intervals have to reach.
 
 On a machine that is busy with other work `--clock cpu` takes CPU seconds a thread instead of wall
 time, which leaves out the time in which others had the CPUs but not what they took of the memory's
@@ -115,13 +116,23 @@ class Clock:
         self._threads = args.threads
         self._calls = max(1, args.sample_bytes // layers[0].nbytes)
 
+    def _layer(self) -> Layer:
+        """The next one."""
+        layer = self._layers[self._next]
+        self._next = (self._next + 1) % len(self._layers)
+        return layer
+
     def seconds(self, call: Call) -> float:
-        """Of one layer, the mean of as many as a sample has."""
+        """Of one layer, the mean of as many as a sample has.
+
+        One call before them is not timed. A model calls layers one after another; here another
+        contender was called before, whose threads still spin, and ours still sleep.
+        """
         now = time.process_time if self._cpu else time.perf_counter
+        call(self._layer())
         begin = now()
         for _ in range(self._calls):
-            call(self._layers[self._next])
-            self._next = (self._next + 1) % len(self._layers)
+            call(self._layer())
         took = (now() - begin) / self._calls
         return took / self._threads if self._cpu else took
 
@@ -130,8 +141,7 @@ class Clock:
         once = _C.Traffic(reads=1, writes=0, passes=1)
         total = 0.0
         for _ in range(self._calls):
-            layer = self._layers[self._next]
-            self._next = (self._next + 1) % len(self._layers)
+            layer = self._layer()
             for part in layer.bytes_at[:1]:
                 done = _C.run_traffic(
                     part.data_ptr(), part.numel() * part.element_size(), once, cpus

@@ -78,7 +78,6 @@ class Run {
         padded_(padded_dim(attention)),
         codes_(attention.k.dtype == Dtype::kUint8) {
     find_places(isa_lanes(isa));
-    read_queries();
     sums_ = std::make_unique_for_overwrite<float[]>(work_.queries * padded_);
     most_.assign(work_.queries, kLowest);
     total_.assign(work_.queries, 0);
@@ -87,6 +86,7 @@ class Run {
   void work(WorkerTeam& team, const os::Kernel* kernel) {
     const std::vector<Unit>& units = work_.units;
     const size_t slots = units.size() < 2 ? 1 : team.threads();
+    q_.resize(slots * queries_each());
     scores_.resize(slots * scores_each());
     scales_.resize(slots * scales_each());
     halves_.resize(slots * scales_each());
@@ -97,25 +97,27 @@ class Run {
       if (work_.parts[i].count == 0) merge(i);
     }
     if (units.size() < 2) {
-      for (const Unit& unit : units) attend(unit, 0);
+      for (const Unit& unit : units) attend(unit, nullptr, 0);
       return;
     }
     WorkQueues<size_t> queues = queues_of(a_, units, team, kernel);
     std::atomic<size_t> taken = 0;
     team.run([&](size_t group) {
       const size_t slot = taken.fetch_add(1);
-      queues.drain(group, [&](size_t index) { attend(units[index], slot); });
+      queues.drain(group, [&](size_t index, const size_t* next) {
+        attend(units[index], next == nullptr ? nullptr : &units[*next], slot);
+      });
     });
   }
 
  private:
-  void read_queries() {
-    const size_t count = static_cast<size_t>(a_.q.shape[0] * heads_);
-    q_.resize(count * padded_);
-    visit_numbers(a_.q.data, a_.q.dtype, [&](const auto* from) {
-      for (size_t query = 0; query < count; ++query) {
+  // Writes the queries from `first` on as a pass reads them. Each unit reads its own: read by one
+  // thread for all, they took a fifth of the time of a cache with many queries.
+  void read_queries(size_t first, size_t count, float* to) const {
+    visit_numbers(a_.q.data, a_.q.dtype, [&](const auto* numbers) {
+      const auto* from = numbers + first * dim_;
+      for (size_t query = first; query < first + count; ++query, to += padded_) {
         const double scale = a_.scale * scale_of_head(a_.k_scales, kv_head(query)) * unit();
-        float* to = q_.data() + query * padded_;
         for (size_t i = 0; i < dim_; ++i, ++from) {
           to[places_[i]] = static_cast<float>(static_cast<double>(to_float(*from)) * scale);
         }
@@ -139,6 +141,7 @@ class Run {
   }
 
   // How many elements of each of the vectors below belong to one thread, which writes to them.
+  size_t queries_each() const { return static_cast<size_t>(work_.tile) * group_ * padded_; }
   size_t scores_each() const { return static_cast<size_t>(work_.tile) * group_ * kAttentionBlock; }
   size_t scales_each() const {
     if (!codes_) return 0;
@@ -163,7 +166,9 @@ class Run {
     return kStagedRows * (row / sizeof(StagedLine) + 3);
   }
 
-  void attend(const Unit& unit, size_t slot) {
+  // `next` is the unit that this thread turns to afterwards, if there is one. Its first rows are
+  // prefetched while the last of this unit are read.
+  void attend(const Unit& unit, const Unit* next, size_t slot) {
     AttentionState state;
     state.kv_heads = static_cast<size_t>(unit.heads);
     state.group = group_;
@@ -171,9 +176,12 @@ class Run {
     state.padded = padded_;
     const auto first =
         static_cast<size_t>(unit.batch * heads_) + static_cast<size_t>(unit.head) * group_;
-    state.q = q_.data() + first * padded_;
+    const size_t queries = static_cast<size_t>(unit.heads) * group_;
+    float* q = q_.data() + slot * queries_each();
+    read_queries(first, queries, q);
+    state.q = q;
     state.sums = sums_.get() + unit.place * padded_;
-    std::fill_n(state.sums, static_cast<size_t>(unit.heads) * group_ * padded_, 0.0f);
+    std::fill_n(state.sums, queries * padded_, 0.0f);
     state.most = most_.data() + unit.place;
     state.total = total_.data() + unit.place;
     state.scores = scores_.data() + slot * scores_each();
@@ -183,25 +191,33 @@ class Run {
     AttentionRows rows;
     rows.k_step = static_cast<size_t>(a_.k.strides[1]) * dtype_bytes(a_.k.dtype);
     rows.v_step = static_cast<size_t>(a_.v.strides[1]) * dtype_bytes(a_.v.dtype);
-    if (codes_) {
-      rows.k_groups_step = static_cast<size_t>(a_.k_groups.strides[1]) * sizeof(F16);
-      rows.v_groups_step = static_cast<size_t>(a_.v_groups.strides[1]) * sizeof(F16);
-      state.groups = static_cast<size_t>(a_.k_groups.shape[3]);
-      state.group_codes = padded_ / state.groups;
-      state.inverse = a_.group_scales == GroupScales::kInverseLow;
-      state.halves = halves_.data() + slot * scales_each();
-      state.scales = scales_.data() + slot * scales_each();
-      state.divided = divided_.data() + slot * divided_each();
-      state.whole = whole_.data() + slot * whole_each();
-      state.staged = reinterpret_cast<std::byte*>(staged_.data() + slot * staged_each());
-    }
+    if (codes_) take_codes(rows, state, slot);
     const size_t row = static_cast<size_t>(unit.heads) * row_bytes(a_.k);
     rows.ahead = std::clamp(kAheadBytes / row, kFewestAhead, kAttentionAhead);
-    RowBlocks blocks(a_, {a_, unit.batch, unit.begin, unit.end, unit.head}, rows);
+    RowBlocks blocks(a_, rows_of(unit), rows);
+    if (next != nullptr) blocks.follow_with(rows_of(*next));
     for (state.first = true; blocks.next(); state.first = false) pass_(rows, state);
     // The thread that is last joins the parts. It joins them in their order, so the result is the
     // same whichever thread is last.
     if (work_.parts[unit.part].left.fetch_sub(1, std::memory_order_acq_rel) == 1) merge(unit.part);
+  }
+
+  // Says where the scales of codes are, and what memory a thread has for them.
+  void take_codes(AttentionRows& rows, AttentionState& state, size_t slot) {
+    rows.k_groups_step = static_cast<size_t>(a_.k_groups.strides[1]) * sizeof(F16);
+    rows.v_groups_step = static_cast<size_t>(a_.v_groups.strides[1]) * sizeof(F16);
+    state.groups = static_cast<size_t>(a_.k_groups.shape[3]);
+    state.group_codes = padded_ / state.groups;
+    state.inverse = a_.group_scales == GroupScales::kInverseLow;
+    state.halves = halves_.data() + slot * scales_each();
+    state.scales = scales_.data() + slot * scales_each();
+    state.divided = divided_.data() + slot * divided_each();
+    state.whole = whole_.data() + slot * whole_each();
+    state.staged = reinterpret_cast<std::byte*>(staged_.data() + slot * staged_each());
+  }
+
+  RowSource rows_of(const Unit& unit) const {
+    return {a_, unit.batch, unit.begin, unit.end, unit.head};
   }
 
   ScoreRules rules_of(const Unit& unit) const {
@@ -262,10 +278,9 @@ class Run {
       for (size_t i = 0; i < padded_; ++i) sums[i] += weight * from[i];
     }
     const double scale = scale_of_head(a_.v_scales, kv_head(query)) * unit() / total;
-    for (size_t i = 0; i < dim_; ++i) {
-      const double value = total == 0 ? 0 : sums[sum_places_[i]] * scale;
-      write_number(a_.out.data, a_.out.dtype, query * dim_ + i, static_cast<float>(value));
-    }
+    write_numbers(a_.out.data, a_.out.dtype, query * dim_, dim_, [&](size_t i) {
+      return static_cast<float>(total == 0 ? 0 : sums[sum_places_[i]] * scale);
+    });
     if (a_.log_sum_exp == nullptr) return;
     a_.log_sum_exp[query] = total == 0 ? kLowest : static_cast<float>(most + std::log(total));
   }

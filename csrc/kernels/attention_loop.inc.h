@@ -199,19 +199,20 @@ inline void apply_rules(const AttentionRows& rows, const ScoreRules& rules, size
 // Turns scores into weights relative to the greatest score so far, and rescales the sums to it.
 inline void scores_to_weights(const AttentionRows& rows, const AttentionState& state) {
   const float lowest = -std::numeric_limits<float>::infinity();
+  const size_t end = round_up(rows.count, kAttentionPad);  // passes take so many rows together
   for (size_t query = 0; query < state.kv_heads * state.group; ++query) {
     float* scores = state.scores + query * kAttentionBlock;
     if (state.rules != nullptr) apply_rules(rows, *state.rules, query, scores);
-    std::fill(scores + rows.count, scores + kAttentionBlock, lowest);
+    std::fill(scores + rows.count, scores + end, lowest);
     Vector top = Vector::all(state.most[query]);
-    for (size_t i = 0; i < kAttentionBlock; i += Vector::kLanes) {
+    for (size_t i = 0; i < end; i += Vector::kLanes) {
       top = larger(Vector::load(scores + i), top);
     }
     const float most = top.greatest();
     // Where all scores are minus infinity, this makes the weights zero rather than NaN.
     const float base = most == lowest ? 0 : most;
     Vector total = Vector::all(0);
-    for (size_t i = 0; i < kAttentionBlock; i += Vector::kLanes) {
+    for (size_t i = 0; i < end; i += Vector::kLanes) {
       const Vector weight = exponential(add(Vector::load(scores + i), Vector::all(-base)));
       weight.store(scores + i);
       total = add(total, weight);

@@ -1,4 +1,4 @@
-// Reads and writes numbers of queries and results one at a time, and looks up the scales of heads.
+// Reads and writes numbers of queries and results, and looks up the scales of heads.
 #ifndef CXL_OFFLOAD_KERNELS_ATTENTION_NUMBERS_H_
 #define CXL_OFFLOAD_KERNELS_ATTENTION_NUMBERS_H_
 
@@ -12,7 +12,7 @@ namespace cxl_offload::kernels {
 
 inline float to_float(float value) { return value; }
 
-// Calls visit(numbers) with numbers of any type that write_number() can write.
+// Calls visit(numbers) with numbers of any type that write_numbers() can write.
 template <class Visit>
 void visit_numbers(const std::byte* data, Dtype dtype, const Visit& visit) {
   if (dtype == Dtype::kBfloat16) return visit(reinterpret_cast<const Bf16*>(data));
@@ -20,13 +20,19 @@ void visit_numbers(const std::byte* data, Dtype dtype, const Visit& visit) {
   visit(reinterpret_cast<const float*>(data));
 }
 
-inline void write_number(std::byte* data, Dtype dtype, size_t index, float value) {
+// Writes value_of(0) to value_of(count - 1), which are float, from number `first` on.
+template <class ValueOf>
+void write_numbers(std::byte* data, Dtype dtype, size_t first, size_t count,
+                   const ValueOf& value_of) {
   if (dtype == Dtype::kBfloat16) {
-    reinterpret_cast<Bf16*>(data)[index] = to_bf16(value);
+    Bf16* to = reinterpret_cast<Bf16*>(data) + first;
+    for (size_t i = 0; i < count; ++i) to[i] = to_bf16(value_of(i));
   } else if (dtype == Dtype::kFloat16) {
-    reinterpret_cast<F16*>(data)[index] = to_f16(value);
+    F16* to = reinterpret_cast<F16*>(data) + first;
+    for (size_t i = 0; i < count; ++i) to[i] = to_f16(value_of(i));
   } else {
-    reinterpret_cast<float*>(data)[index] = value;
+    float* to = reinterpret_cast<float*>(data) + first;
+    for (size_t i = 0; i < count; ++i) to[i] = value_of(i);
   }
 }
 

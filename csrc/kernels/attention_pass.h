@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/half.h"
+#include "core/rounding.h"
 #include "core/sizes.h"
 #include "core/tensor_view.h"
 

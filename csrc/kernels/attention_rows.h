@@ -3,6 +3,7 @@
 #define CXL_OFFLOAD_KERNELS_ATTENTION_ROWS_H_
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -137,6 +138,9 @@ class RowBlocks {
     std::tie(rows.k_in_line, rows.v_in_line) = source.in_line(a);
   }
 
+  // Says whose rows to prefetch after those of the source.
+  void follow_with(RowSource later) { later_ = later; }
+
   bool next() {
     constexpr size_t kAll = kAttentionBlock + kAttentionAhead;
     const size_t kept = held_ - rows_.count;
@@ -144,14 +148,20 @@ class RowBlocks {
     held_ = source_.fill(rows_, kept, kAll);
     rows_.count = std::min(held_, kAttentionBlock);
     if (held_ == 0) return false;
-    for (size_t i = held_; i < kAll; ++i) source_.copy(rows_, held_ - 1, i);
+    // Passes may read rows up to a whole number of kAttentionPad, so these belong to the source.
+    size_t known = std::max(held_, round_up(rows_.count, kAttentionPad));
+    const size_t end = rows_.count + kAttentionAhead;
+    for (size_t i = held_; i < known; ++i) source_.copy(rows_, held_ - 1, i);
+    if (known < end && later_.has_value()) known = RowSource(*later_).fill(rows_, known, end);
+    for (size_t i = known; i < end; ++i) source_.copy(rows_, known - 1, i);
     return true;
   }
 
  private:
   RowSource source_;
+  std::optional<RowSource> later_;
   AttentionRows& rows_;
-  size_t held_ = 0;
+  size_t held_ = 0;  // how many rows of the source have their places
 };
 
 }  // namespace cxl_offload::kernels

@@ -43,6 +43,25 @@ CXL_OFFLOAD_VECTOR size_t groups_of(const LinearPanel& panel) {
   return (panel.width / panel.group + Vector::kLanes - 1) / Vector::kLanes * Vector::kLanes;
 }
 
+// Writes the first kBf16Lanes numbers of each row of a tile, then the next ones of each. A loop
+// over a tile then reads from one address and constants beyond it. With an address for each row
+// there were more than the registers hold, and 8 rows took twice as long.
+template <class W>
+void prepare_rows(const LinearInput& input) {
+  const size_t vectors = round_up(input.width, kBlockWeights<W>) / kBf16Lanes;
+  const auto arranged = std::make_unique_for_overwrite<Bf16[]>(vectors * kBf16Lanes);
+  for (size_t row = 0; row < input.rows; ++row) {
+    const std::byte* from = input.x + static_cast<ptrdiff_t>(row) * input.x_step;
+    const size_t in_tile = row % input.tile;
+    Bf16* tile = reinterpret_cast<Bf16*>(input.to + (row - in_tile) * input.to_step);
+    prepare_row<W>(from, input.width, arranged.get());
+    for (size_t n = 0; n < vectors; ++n) {
+      std::memcpy(tile + (n * input.tile + in_tile) * kBf16Lanes, arranged.get() + n * kBf16Lanes,
+                  sizeof(__m512i));
+    }
+  }
+}
+
 // The sums of a strip of R outputs and a tile of M rows.
 template <class W, size_t M, size_t R>
 struct Strip {
@@ -83,7 +102,7 @@ struct Strip {
     for (size_t n = 0; n < kVectors; ++n) {
 #pragma GCC unroll 8
       for (size_t m = 0; m < M; ++m) {
-        __m512i number = _mm512_loadu_si512(x + 2 * m * panel.x_step + at + n * kBf16Lanes);
+        __m512i number = _mm512_loadu_si512(x + (at + n * kBf16Lanes) * M + m * kBf16Lanes);
         asm("" : "+v"(number));  // as in_register()
 #pragma GCC unroll 8
         for (size_t r = 0; r < R; ++r) {
@@ -170,7 +189,7 @@ struct Strip {
   const LinearPanel& panel;
   const Room& room;
   const Step& step;
-  const Bf16* x;
+  const Bf16* x;            // as prepare_rows() wrote the tile
   const std::byte* weight;  // those of the first output
   size_t apart;             // bytes from one output to the next
   // For codes: what `room` has for the first output.
@@ -220,12 +239,14 @@ inline void sum_groups(const LinearPanel& panel, Room& room) {
   std::fill_n(all_sums, panel.rows * count, 0.0f);
   const __m512i one = _mm512_set1_epi16(0x3f80);
   for (size_t row = 0; row < panel.rows; ++row) {
-    const Bf16* x = reinterpret_cast<const Bf16*>(panel.x + row * panel.x_step);
+    const size_t in_tile = row % panel.tile;
+    const Bf16* x = reinterpret_cast<const Bf16*>(panel.x + (row - in_tile) * panel.x_step);
     float* sums = all_sums + row * count;
     for (size_t at = 0; at < panel.width; at += 128) {
       __m512 lanes = _mm512_setzero_ps();
       for (size_t n = 0; n < 4; ++n) {
-        const __m512i number = _mm512_loadu_si512(x + at + n * kBf16Lanes);
+        const size_t vector = at / kBf16Lanes + n;
+        const __m512i number = _mm512_loadu_si512(x + (vector * panel.tile + in_tile) * kBf16Lanes);
         lanes = _mm512_dpbf16_ps(lanes, (__m512bh)number, (__m512bh)one);
       }
       float each[16];  // of eight codes

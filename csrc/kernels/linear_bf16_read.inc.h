@@ -160,11 +160,3 @@ void prepare_row(const std::byte* from, size_t width, Bf16* arranged) {
   std::memcpy(last, numbers + at, (width - at) * sizeof(Bf16));
   Bf16Reader<W>::arrange(last, arranged + at);
 }
-
-template <class W>
-void prepare_rows(const LinearInput& input) {
-  for (size_t row = 0; row < input.rows; ++row) {
-    prepare_row<W>(input.x + static_cast<ptrdiff_t>(row) * input.x_step, input.width,
-                   reinterpret_cast<Bf16*>(input.to + row * input.to_step));
-  }
-}

@@ -1,11 +1,15 @@
 #include "kernels/update.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <chrono>
 #include <cmath>
 #include <string>
 
 #include "core/error.h"
 #include "kernels/page_home.h"
+#include "kernels/prefetch_choice.h"
 #include "kernels/update_check.h"
 #include "kernels/update_pass.h"
 #include "kernels/work_queues.h"
@@ -85,6 +89,18 @@ UpdatePass find_noisy_pass(const PassKey& key, Isa isa) {
   return noisy_pass_scalar(key);
 }
 
+// The choice that updates share whose streams are as wide. What is computed has no part in it.
+PrefetchChoice& prefetch_of(const Update& update) {
+  constexpr size_t kWidths = 3;  // 1, 2 and 4 bytes
+  static std::array<PrefetchChoice, size_t{4} * kRuleKinds * kWidths * kWidths * kWidths> choices;
+  size_t index = (update.rounding ? 2 : 0) + (update.copy ? 1 : 0);
+  index = index * kRuleKinds + update.rule.index();
+  for (const Dtype dtype : {update.param.dtype, update.grad.dtype, update.states[0].dtype}) {
+    index = index * kWidths + static_cast<size_t>(std::countr_zero(dtype_bytes(dtype)));
+  }
+  return choices[index];
+}
+
 UpdatePass find_pass(const Update& update, Isa isa) {
   const PassKey key{static_cast<RuleKind>(update.rule.index()), update.param.dtype,
                     update.grad.dtype, update.states[0].dtype, copy_kind(update)};
@@ -107,6 +123,7 @@ UpdatePass find_pass(const Update& update, Isa isa) {
 // An update, ready to run.
 struct Task {
   UpdatePass pass = nullptr;
+  PrefetchChoice* prefetch = nullptr;
   Streams streams;
   Constants constants;
   size_t numel = 0;
@@ -123,6 +140,7 @@ uint64_t noise_seed(const Rounding& rounding) {
 Task make_task(const Update& update, Isa isa) {
   Task task;
   task.pass = find_pass(update, isa);
+  task.prefetch = &prefetch_of(update);
   task.streams.param = update.param.data;
   task.streams.grad = update.grad.data;
   task.streams.first = update.states[0].data;
@@ -194,7 +212,18 @@ int home_of(const Chunk& chunk, const std::vector<TensorView>& views, const os::
 }
 
 void run(const Chunk& chunk) {
-  chunk.task->pass(chunk.task->streams, chunk.begin, chunk.end, chunk.task->constants);
+  using Clock = std::chrono::steady_clock;
+  const Task& task = *chunk.task;
+  const size_t count = chunk.end - chunk.begin;
+  Streams streams = task.streams;
+  const size_t which = task.prefetch->next();
+  streams.ahead = kPrefetchDistances[which];
+  const bool is_trial = count >= kFewestElements && task.prefetch->is_open();
+  const auto begin = is_trial ? Clock::now() : Clock::time_point();
+  task.pass(streams, chunk.begin, chunk.end, task.constants);
+  if (!is_trial) return;
+  const std::chrono::duration<float> taken = Clock::now() - begin;
+  task.prefetch->note(which, taken.count() / static_cast<float>(count));
 }
 
 std::vector<TensorView> streams_of(const Update& update) {

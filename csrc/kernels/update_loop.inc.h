@@ -122,11 +122,14 @@ struct Loop {
       advance(head);
       left -= head;
     }
+    const size_t ahead = streams.ahead;
     for (; left >= kBlockElements; left -= kBlockElements) {
-      fetch_ahead(param);
-      fetch_ahead(grad);
-      fetch_ahead(first);
-      if constexpr (Rule::kTwoStates) fetch_ahead(second);
+      if (ahead != 0) {
+        fetch_ahead(param, ahead);
+        fetch_ahead(grad, ahead);
+        fetch_ahead(first, ahead);
+        if constexpr (Rule::kTwoStates) fetch_ahead(second, ahead);
+      }
       block(param, grad, first, second, copy, past_caches, c);
       advance(kBlockElements);
     }

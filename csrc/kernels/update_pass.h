@@ -46,6 +46,7 @@ struct Streams {
   uint8_t* first_scales = nullptr;
   uint8_t* second_scales = nullptr;
   uint64_t noise_seed = 0;  // for passes that round at random
+  size_t ahead = 0;  // how many elements ahead every stream is fetched; 0: the processor knows best
 };
 
 // The elements of one turn of the loop, which fill whole lines of every stream. What is left at the

@@ -6,15 +6,12 @@
 // and builds would differ in the last bit. Products are factors, divisors, or addends of an
 // explicit fused multiply-add.
 
-// How many elements ahead of the computation every stream is fetched from memory. docs/adam.md has
-// the measurement.
-constexpr size_t kPrefetchElements = Vector::kLanes == 1 ? 0 : 1024;
-
+// Fetches as many elements as a turn of the loop has, `ahead` elements beyond the address.
 template <class T>
-CXL_OFFLOAD_VECTOR void fetch_ahead(const T* at) {
-  const char* ahead = reinterpret_cast<const char*>(at + kPrefetchElements);
+CXL_OFFLOAD_VECTOR void fetch_ahead(const T* at, size_t ahead) {
+  const char* first = reinterpret_cast<const char*>(at + ahead);
   for (size_t line = 0; line < kBlockElements * sizeof(T) / kLineBytes; ++line) {
-    __builtin_prefetch(ahead + line * kLineBytes);
+    __builtin_prefetch(first + line * kLineBytes);
   }
 }
 

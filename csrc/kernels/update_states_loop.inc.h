@@ -6,10 +6,10 @@ constexpr size_t kLinesOf(size_t element_bytes) {
 }
 
 template <class T>
-CXL_OFFLOAD_VECTOR void fetch_block_ahead(const T* at) {
-  const char* ahead = reinterpret_cast<const char*>(at + kPrefetchElements);
+CXL_OFFLOAD_VECTOR void fetch_block_ahead(const T* at, size_t ahead) {
+  const char* first = reinterpret_cast<const char*>(at + ahead);
   for (size_t line = 0; line < kLinesOf(sizeof(T)); ++line)
-    __builtin_prefetch(ahead + line * kLineBytes);
+    __builtin_prefetch(first + line * kLineBytes);
 }
 
 // Adam with states that are codes. `kept_root` is the root of the second moment. When apply() gets
@@ -227,17 +227,19 @@ struct NoisyLoop {
     const bool past_caches = kCopies && streams.copy_past_caches &&
                              reinterpret_cast<uintptr_t>(streams.copy) % kLineBytes == 0;
     size_t block = begin / kCodedElements;
-    const size_t whole = end / kCodedElements;
+    const size_t whole = end / kCodedElements, ahead = streams.ahead;
     Room rooms[2];
     Open open;
     for (bool opened = false; block < whole; ++block, opened = true) {
       Open next;
       next.begin(block_of(streams, block), Noise(streams.noise_seed, block), rule,
                  rooms[block % 2]);
-      fetch_block_ahead(next.at.param);
-      fetch_block_ahead(next.at.grad);
-      fetch_block_ahead(next.at.first);
-      if constexpr (kTwo) fetch_block_ahead(next.at.second);
+      if (ahead != 0) {
+        fetch_block_ahead(next.at.param, ahead);
+        fetch_block_ahead(next.at.grad, ahead);
+        fetch_block_ahead(next.at.first, ahead);
+        if constexpr (kTwo) fetch_block_ahead(next.at.second, ahead);
+      }
       if (opened) {
         compute_and_write(next, open, past_caches, rule);
       } else {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/worker_team.h"
@@ -28,15 +29,19 @@ class WorkQueues {
   }
 
   // Takes items one by one: first those of the group, then those that the others have left. All
-  // threads may call this at once, after the last give().
+  // threads may call this at once, after the last give(). Calls visit(item), or visit(item, next)
+  // with a pointer to the item that this thread visits afterwards, or null after its last one.
   template <class Visit>
   void drain(size_t group, const Visit& visit) {
-    for (size_t i = 0; i < queues_.size(); ++i) {
-      Queue& queue = queues_[(group + i) % queues_.size()];
-      while (true) {
-        const size_t index = queue.next.fetch_add(1, std::memory_order_relaxed);
-        if (index >= queue.items.size()) break;
-        visit(queue.items[index]);
+    const Item* item = take(group);
+    while (item != nullptr) {
+      if constexpr (std::is_invocable_v<Visit, const Item&>) {
+        visit(*item);
+        item = take(group);
+      } else {
+        const Item* next = take(group);
+        visit(*item, next);
+        item = next;
       }
     }
   }
@@ -49,6 +54,18 @@ class WorkQueues {
     std::vector<Item> items;
     std::atomic<size_t> next = 0;
   };
+
+  // Returns null when nothing is left.
+  const Item* take(size_t group) {
+    for (size_t i = 0; i < queues_.size(); ++i) {
+      Queue& queue = queues_[(group + i) % queues_.size()];
+      // Looking first keeps threads that come back from counting on and on.
+      if (queue.next.load(std::memory_order_relaxed) >= queue.items.size()) continue;
+      const size_t index = queue.next.fetch_add(1, std::memory_order_relaxed);
+      if (index < queue.items.size()) return &queue.items[index];
+    }
+    return nullptr;
+  }
 
   const std::vector<WorkerGroup>& groups_;
   std::vector<Queue> queues_;
