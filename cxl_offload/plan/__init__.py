@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from cxl_offload.plan.missing import MissingNumberError
     from cxl_offload.plan.model.config import ModelConfig
     from cxl_offload.plan.model.file import load_model, model_names
-    from cxl_offload.plan.object_policy import ObjectPolicy, ObjectUse, TierRate, object_policies
     from cxl_offload.plan.plan_file import (
         Batch,
         CopiesUse,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
         save_plan,
     )
     from cxl_offload.plan.request import PlanRequest
+    from cxl_offload.plan.tensor_policy import TensorPolicy, TensorUse, TierRate, tensor_policies
     from cxl_offload.plan.training.plan import TrainingRequest, plan_training
     from cxl_offload.plan.training.ranks import Ranks
     from cxl_offload.plan.transformers.plan import TransformersRequest, plan_transformers
@@ -60,14 +60,14 @@ __all__ = [
     "InferenceRequest",
     "MissingNumberError",
     "ModelConfig",
-    "ObjectPolicy",
-    "ObjectUse",
     "PhaseEstimate",
     "Plan",
     "PlanComparison",
     "PlanRequest",
     "PriceEstimate",
     "Ranks",
+    "TensorPolicy",
+    "TensorUse",
     "TierRate",
     "TrainingRequest",
     "TransformersRequest",
@@ -76,7 +76,6 @@ __all__ = [
     "load_model",
     "load_plan",
     "model_names",
-    "object_policies",
     "parse_plan",
     "plan_inference",
     "plan_text",
@@ -84,6 +83,7 @@ __all__ = [
     "plan_transformers",
     "plan_vllm",
     "save_plan",
+    "tensor_policies",
     "with_gpu",
     "with_memory",
 ]
