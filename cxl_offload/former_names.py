@@ -235,6 +235,9 @@ GONE: dict[str, str] = {
     "cxl_offload.plan.gpu.TRAINING_EFFICIENCY": (
         "cxl_offload.plan.gpu.assumed_training_share has the share of every kind of GPU"
     ),
+    "cxl_offload.plan.training.placement.place": (
+        "fastest there finds a placement, and nearest the one in front of those as fast"
+    ),
     "cxl_offload.sim.InferenceWork": _PLANNED_TRACE,
     "cxl_offload.sim.inference": _PLANNED_TRACE,
     "cxl_offload.sim.resources.Demand": "it was another name of Mapping[int, float]",
