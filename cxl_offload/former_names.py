@@ -57,6 +57,13 @@ RENAMED: dict[str, str] = {
     ),
     "cxl_offload.plan.hardware.HostRoom": "cxl_offload.plan.hardware.HostNode",
     "cxl_offload.plan.laws": "cxl_offload.plan.equations",
+    "cxl_offload.plan.ObjectPolicy": "cxl_offload.plan.TensorPolicy",
+    "cxl_offload.plan.ObjectUse": "cxl_offload.plan.TensorUse",
+    "cxl_offload.plan.object_policies": "cxl_offload.plan.tensor_policies",
+    "cxl_offload.plan.object_policy": "cxl_offload.plan.tensor_policy",
+    "cxl_offload.plan.object_policy.ObjectPolicy": "cxl_offload.plan.TensorPolicy",
+    "cxl_offload.plan.object_policy.ObjectUse": "cxl_offload.plan.TensorUse",
+    "cxl_offload.plan.object_policy.object_policies": "cxl_offload.plan.tensor_policies",
     "cxl_offload.plan.rank_shares.Request": "cxl_offload.plan.rank_shares.NodeRequest",
     "cxl_offload.plan.transformers.kv_types": "cxl_offload.plan.kv_types",
     "cxl_offload.plan.preset": "cxl_offload.plan.machine_rates",
@@ -227,6 +234,9 @@ _PLANNED_TRACE = (
 GONE: dict[str, str] = {
     "cxl_offload.plan.gpu.TRAINING_EFFICIENCY": (
         "cxl_offload.plan.gpu.assumed_training_share has the share of every kind of GPU"
+    ),
+    "cxl_offload.plan.training.placement.place": (
+        "fastest there finds a placement, and nearest the one in front of those as fast"
     ),
     "cxl_offload.sim.InferenceWork": _PLANNED_TRACE,
     "cxl_offload.sim.inference": _PLANNED_TRACE,

@@ -85,8 +85,9 @@ def _lazy_imports(package: str) -> dict[str, str]:
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The ``__getattr__`` and the ``__dir__`` of a package whose names load on their first use.
 
-    The names are those that the package imports under ``if TYPE_CHECKING:``, where type checkers
-    look for them; so each stands there and in ``__all__``, and nowhere else.
+    The names are those that the package imports under ``if TYPE_CHECKING:``, each as itself
+    (``from home import name as name``), which is how type checkers know what is handed on. They
+    stand there and nowhere else: ``__all__`` is read off them.
 
     Parameters
     ----------
@@ -108,6 +109,8 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     def find(name: str) -> Any:
         if name == _CORE:
             return _core(package)
+        if name == "__all__":
+            return sorted(home_of)
         if name not in home_of:
             return find_old(name)
         home = home_of[name]

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from orchard import seeds
-    from orchard.trees import Apple, grow
+    from orchard import seeds as seeds
+    from orchard.trees import Apple as Apple
+    from orchard.trees import grow as grow
 
-__all__ = ["Apple", "grow", "seeds"]
 __getattr__, __dir__ = lazy_names(__name__)
 """
 TREES = "class Apple: ...\ndef grow(): return Apple()\n_unlisted = 1\n"
@@ -52,6 +52,7 @@ def test_names_of_a_lazy_package_come_by_a_star(orchard: Path) -> None:
     got: dict[str, object] = {}
     exec("from orchard import *", got)
     assert set(got) - {"__builtins__"} == {"Apple", "grow", "seeds"}
+    assert importlib.import_module("orchard").__all__ == ["Apple", "grow", "seeds"]
 
 
 def test_name_that_a_lazy_package_does_not_list_is_not_there(orchard: Path) -> None:

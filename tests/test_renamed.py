@@ -38,7 +38,8 @@ def file_of(module: str) -> Path | None:
 def names_in(path: Path) -> frozenset[str]:
     """What a module defines or hands out, read off its source: nothing is imported."""
     found: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
+    body = ast.parse(path.read_text()).body
+    for node in (*body, *(each for at in body if isinstance(at, ast.If) for each in at.body)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -47,8 +48,6 @@ def names_in(path: Path) -> frozenset[str]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             named = [each for target in targets for each in ast.walk(target)]
             found |= {each.id for each in named if isinstance(each, ast.Name)}
-            if "__all__" in {getattr(target, "id", "") for target in targets} and node.value:
-                found |= set(ast.literal_eval(node.value))
     return frozenset(found)
 
 

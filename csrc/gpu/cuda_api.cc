@@ -48,6 +48,7 @@ int errno_of(CuResult result) {
 
 }  // namespace
 
+// Long: a line for each symbol of the driver.
 std::shared_ptr<const CudaApi> CudaApi::load(const std::string& library, std::string& reason) {
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {

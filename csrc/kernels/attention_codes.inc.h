@@ -95,6 +95,7 @@ struct CodeRows {
 };
 
 // Computes the scores of N rows for Q queries.
+// Long: one loop, whose sums stay in registers.
 template <class Cut, size_t N, size_t Q>
 CXL_OFFLOAD_VECTOR void score_codes(const CodeRows& rows, const AttentionState& state,
                                     const float* q, float* scores) {

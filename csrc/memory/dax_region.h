@@ -55,6 +55,9 @@ class DaxRegion final : public Region {
   size_t next_cut(size_t offset) const override;
   void release(size_t offset, size_t bytes) override;
   std::string device() const override { return store_->device().name(); }
+  std::string why_fixed() const override {
+    return "it is on device " + device() + ", whose memory does not move";
+  }
 
  private:
   void cut_at(size_t offset);

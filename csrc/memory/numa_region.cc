@@ -190,7 +190,8 @@ void NumaRegion::release(size_t offset, size_t bytes) {
   charge_->refund(runs_.erase(offset, bytes));
 }
 
-std::vector<std::string> NumaRegion::move(size_t offset, size_t bytes, const Rule& rule) {
+Moved NumaRegion::move(size_t offset, size_t bytes, const MoveRequest& request) {
+  const Rule& rule = request.rule;
   if (rule.kind == RuleKind::kFirstTouch) {
     throw InvalidArgument("move to first touch: the pages are touched already; name nodes");
   }
@@ -224,7 +225,7 @@ std::vector<std::string> NumaRegion::move(size_t offset, size_t bytes, const Rul
             rule_.kind == RuleKind::kFirstTouch ? std::vector<Run>{} : actual);
     throw;
   }
-  return std::move(layout.notes);
+  return {.notes = std::move(layout.notes)};
 }
 
 NodeBytes NumaRegion::charge_more(const NodeBytes& needed, NodeBytes& charged) {
@@ -281,13 +282,13 @@ void NumaRegion::account(size_t offset, size_t bytes, const NodeBytes& extra,
   runs_.assign(offset, actual);
 }
 
-NumaRegion::Strays NumaRegion::strays() const {
+StrayBytes NumaRegion::strays() const {
   std::vector<Run> runs;
   {
     const std::lock_guard lock(mutex_);
     runs = runs_.slice(0, range().size());
   }
-  Strays strays;
+  StrayBytes strays;
   for (const Run& run : runs) {
     const auto pages = range().subspan(run.offset, run.bytes);
     for (const Run& found : look_for_runs(*placer_.kernel, pages, page_bytes_)) {
@@ -310,9 +311,7 @@ NumaSource::NumaSource(Placer placer, Rule rule)
 
 size_t NumaSource::page_bytes() const { return unit_bytes(*placer_.kernel, rule_.pages); }
 
-std::unique_ptr<Region> NumaSource::obtain(size_t bytes) { return obtain_numa(bytes); }
-
-std::unique_ptr<NumaRegion> NumaSource::obtain_numa(size_t bytes) {
+std::unique_ptr<Region> NumaSource::obtain(size_t bytes) {
   return std::make_unique<NumaRegion>(placer_, rule_, bytes);
 }
 

@@ -2,12 +2,10 @@
 #ifndef CXL_OFFLOAD_MEMORY_NUMA_REGION_H_
 #define CXL_OFFLOAD_MEMORY_NUMA_REGION_H_
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "memory/fault_in.h"
@@ -67,22 +65,11 @@ class NumaRegion final : public Region {
   size_t next_cut(size_t offset) const override;
   void release(size_t offset, size_t bytes) override;
   std::vector<Run> runs(size_t offset, size_t bytes) const override;
-  NumaRegion* on_nodes() override { return this; }
+  std::string why_fixed() const override { return ""; }
+  Moved move(size_t offset, size_t bytes, const MoveRequest& request) override;
+  StrayBytes strays() const override;
+  void accept_strays() override;
   std::vector<std::string> notes() const override { return notes_; }
-
-  // Moves whole pages to a new rule; all views stay valid. Returns what the user should know of the
-  // new places. Throws OutOfMemory when not every page arrived, or SystemError when a call was
-  // refused. Pages are then put back as far as the kernel allows, and those that are not are
-  // counted where they are. Several blocks of a region may move at the same time, but each block
-  // only once.
-  std::vector<std::string> move(size_t offset, size_t bytes, const Rule& rule);
-  const Rule& rule() const { return rule_; }
-  // Bytes that are on another node than this region put them on, by where from and where to;
-  // -1 is nowhere.
-  using Strays = std::map<std::pair<os::NodeId, os::NodeId>, uint64_t>;
-  Strays strays() const;
-  // Counts every page where it is, from now on. For regions that nothing was released of.
-  void accept_strays();
 
  private:
   NumaRegion(const Placer& placer, const Rule& rule, Layout layout, size_t bytes);
@@ -111,8 +98,6 @@ class NumaSource final : public RegionSource {
   NumaSource(Placer placer, Rule rule);
   size_t page_bytes() const override;
   std::unique_ptr<Region> obtain(size_t bytes) override;
-  std::unique_ptr<NumaRegion> obtain_numa(size_t bytes);
-  const Rule& rule() const { return rule_; }
 
  private:
   Placer placer_;

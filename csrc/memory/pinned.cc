@@ -30,7 +30,7 @@ class HeldEvent {
 
 // Returns "4 MiB left node 2 for node 0" and the like. For every node that pages left, it names the
 // zone and what to do.
-std::string describe(const NumaRegion::Strays& strays, const os::Kernel& kernel) {
+std::string describe(const StrayBytes& strays, const os::Kernel& kernel) {
   std::string text;
   std::string zones;
   os::NodeSet left;
@@ -56,10 +56,7 @@ std::string describe(const NumaRegion::Strays& strays, const os::Kernel& kernel)
 
 PinnedRegion::PinnedRegion(std::unique_ptr<Region> region, std::shared_ptr<os::Kernel> kernel,
                            std::shared_ptr<GpuDriver> driver)
-    : region_(std::move(region)),
-      numa_(region_->on_nodes()),
-      kernel_(std::move(kernel)),
-      driver_(std::move(driver)) {
+    : region_(std::move(region)), kernel_(std::move(kernel)), driver_(std::move(driver)) {
   attach();
 }
 
@@ -96,11 +93,10 @@ std::vector<std::string> PinnedRegion::notes() const {
 
 // Counts pages that pinning moved where they are, and says what moved.
 std::string PinnedRegion::settle() {
-  if (numa_ == nullptr) return "";  // the memory of a device does not move
-  const auto strays = numa_->strays();
-  if (strays.empty()) return "";
-  numa_->accept_strays();
-  return describe(strays, *kernel_);
+  const StrayBytes moved = strays();
+  if (moved.empty()) return "";
+  accept_strays();
+  return describe(moved, *kernel_);
 }
 
 PinnedRegion::Reading PinnedRegion::settle_again() noexcept {
@@ -142,13 +138,15 @@ std::optional<std::string> PinnedRegion::attach_again() {
   return refused;
 }
 
-PinnedRegion::Moved PinnedRegion::move(const Rule& rule, const Rule& origin,
-                                       std::span<const StreamId> streams) {
-  quiesce(streams);
+Moved PinnedRegion::move(size_t offset, size_t bytes, const MoveRequest& request) {
+  if (offset != 0 || bytes != range().size()) {
+    throw InvalidArgument("move a part of a pinned region: it is registered as one");
+  }
+  quiesce(request.streams);
   detach();
-  Moved moved{true, std::nullopt, {}};
+  Moved moved;
   try {
-    moved.notes = numa_->move(0, range().size(), rule);
+    moved = region_->move(0, bytes, request);
   } catch (const Interrupted&) {
     attach_again();
     throw;
@@ -156,7 +154,8 @@ PinnedRegion::Moved PinnedRegion::move(const Rule& rule, const Rule& origin,
     const auto refused = attach_again();
     if (!refused) throw;
     return {
-        false, std::string(error.what()) + "; and it could not be pinned again: " + *refused, {}};
+        .arrived = false,
+        .failure = std::string(error.what()) + "; and it could not be pinned again: " + *refused};
   }
   if (const auto refused = try_attach()) {
     moved.failure = "the pages are on their new nodes and not pinned any more: " + *refused +
@@ -167,8 +166,8 @@ PinnedRegion::Moved PinnedRegion::move(const Rule& rule, const Rule& origin,
     return moved;
   }
   const Reading reading = settle_again();
-  if (reading.unknown || (!reading.note.empty() && rule.strict)) {
-    return go_back(rule, origin, reading.note);
+  if (reading.unknown || (!reading.note.empty() && request.rule.strict)) {
+    return go_back(request, reading.note);
   }
   if (!reading.note.empty()) moved.notes.push_back(reading.note);
   const std::lock_guard lock(notes_mutex_);
@@ -176,14 +175,13 @@ PinnedRegion::Moved PinnedRegion::move(const Rule& rule, const Rule& origin,
   return moved;
 }
 
-PinnedRegion::Moved PinnedRegion::go_back(const Rule& rule, const Rule& origin,
-                                          const std::string& why) {
+Moved PinnedRegion::go_back(const MoveRequest& request, const std::string& why) {
   const InterruptScope to_the_end({});
-  const std::string failure = rule.describe() + ": " + why;
+  const std::string failure = request.rule.describe() + ": " + why;
   std::vector<std::string> left;
   detach();
   try {
-    left = numa_->move(0, range().size(), origin);
+    left = region_->move(0, range().size(), {request.origin}).notes;
   } catch (const std::exception& error) {
     left.push_back(std::string("not back where it was after a move that failed: ") + error.what());
   }
@@ -195,7 +193,8 @@ PinnedRegion::Moved PinnedRegion::go_back(const Rule& rule, const Rule& origin,
   for (const std::string& note : left) state += "; " + note;
   const std::lock_guard lock(notes_mutex_);
   notes_ = std::move(left);
-  return {false, failure + (state.empty() ? "; it is back where it was" : state), {}};
+  return {.arrived = false,
+          .failure = failure + (state.empty() ? "; it is back where it was" : state)};
 }
 
 PinnedSource::PinnedSource(std::shared_ptr<RegionSource> source, std::shared_ptr<os::Kernel> kernel,

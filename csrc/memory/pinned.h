@@ -12,8 +12,9 @@
 #include <vector>
 
 #include "gpu/driver.h"
-#include "memory/numa_region.h"
 #include "memory/region.h"
+#include "memory/rule.h"
+#include "os/kernel.h"
 
 namespace cxl_offload::memory {
 
@@ -39,24 +40,17 @@ class PinnedRegion final : public Region {
   }
   std::string device() const override { return region_->device(); }
   std::vector<std::string> notes() const override;
-  NumaRegion* on_nodes() override { return numa_; }
-  PinnedRegion* as_pinned() override { return this; }
+  std::string why_fixed() const override { return region_->why_fixed(); }
+  // Unregisters all of it, moves, registers and reads the placement again. If the rule is strict
+  // and pinning moves pages away, goes back to the rule `origin`. No work that uses the memory may
+  // be queued meanwhile. What it throws leaves the pages back and pinned.
+  Moved move(size_t offset, size_t bytes, const MoveRequest& request) override;
+  StrayBytes strays() const override { return region_->strays(); }
+  void accept_strays() override { region_->accept_strays(); }
 
   // Reads the placement again. Pages that pinning moved are counted where they are and noted;
   // throws PlacementError instead if `strict`.
   void check(const Rule& rule);
-
-  // How a move ended. Whatever happened, the memory is valid and counted where it is.
-  struct Moved {
-    bool arrived = false;                // it follows the new rule
-    std::optional<std::string> failure;  // why it did not arrive, or is not pinned any more
-    std::vector<std::string> notes;
-  };
-  // Moves all pages to `rule`: waits for the work on `streams` (for all work of the GPU if none is
-  // named), unregisters, moves, registers and reads the placement again. If `rule` is strict and
-  // pinning moves pages away, goes back to the rule `origin`. No work that uses the memory may be
-  // queued meanwhile. Throws what NumaRegion::move throws, with the pages back and pinned.
-  Moved move(const Rule& rule, const Rule& origin, std::span<const gpu::StreamId> streams);
 
  private:
   void quiesce(std::span<const gpu::StreamId> streams);
@@ -73,10 +67,9 @@ class PinnedRegion final : public Region {
   // After a move that failed: registers the pages where they are, and notes what came of it.
   // Returns what the driver said if it refused.
   std::optional<std::string> attach_again();
-  Moved go_back(const Rule& rule, const Rule& origin, const std::string& why);
+  Moved go_back(const MoveRequest& request, const std::string& why);
 
   const std::unique_ptr<Region> region_;
-  NumaRegion* const numa_;  // null for memory of a device
   const std::shared_ptr<os::Kernel> kernel_;
   const std::shared_ptr<gpu::GpuDriver> driver_;
   std::atomic<bool> registered_ = false;

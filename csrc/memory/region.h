@@ -3,17 +3,42 @@
 #define CXL_OFFLOAD_MEMORY_REGION_H_
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/error.h"
+#include "gpu/driver.h"
+#include "memory/rule.h"
 #include "memory/stripe.h"
 
 namespace cxl_offload::memory {
 
-class NumaRegion;
-class PinnedRegion;
+// Bytes that are on another node than they were put on, by where from and where to; -1 is nowhere.
+using StrayBytes = std::map<std::pair<os::NodeId, os::NodeId>, uint64_t>;
+
+// What a move is asked for. Only pinned memory needs more than the rule: it waits for the work on
+// `streams` (for all work of the GPU if none is named), and goes back to `origin` where the pages
+// arrive and pinning drives them away.
+struct MoveRequest {
+  Rule rule;
+  Rule origin = {};
+  std::vector<gpu::StreamId> streams = {};
+};
+
+// How a move ended that did not throw. Whatever happened, the memory is valid and counted where it
+// is.
+struct Moved {
+  bool arrived = true;                      // it follows the new rule
+  std::optional<std::string> failure = {};  // of pinned memory: why it did not arrive, or is not
+                                            // pinned any more
+  std::vector<std::string> notes = {};      // what the user should know of the new places
+};
 
 class Region {
  public:
@@ -42,11 +67,20 @@ class Region {
   virtual std::vector<Run> runs(size_t, size_t) const { return {}; }
   // The Device-DAX device it is on; empty for memory of nodes.
   virtual std::string device() const { return ""; }
-  // The memory of NUMA nodes that this region is or registers, whose pages can move; null for
-  // memory of a device.
-  virtual NumaRegion* on_nodes() { return nullptr; }
-  // This region where it has to be unregistered before its pages move; else null.
-  virtual PinnedRegion* as_pinned() { return nullptr; }
+  // Why its pages never move, in the words of an error; empty where they can.
+  virtual std::string why_fixed() const = 0;
+  // Moves whole pages to a new rule, whose kind of pages is that of the region; all views stay
+  // valid. A pinned region moves as a whole. Throws OutOfMemory when not every page arrived,
+  // SystemError when a call was refused, and InvalidArgument where pages never move. Pages are then
+  // put back as far as the kernel allows, and those that are not are counted where they are.
+  // Several blocks of a region may move at the same time, but each block only once.
+  virtual Moved move(size_t, size_t, const MoveRequest&) {
+    throw InvalidArgument("move memory: " + why_fixed());
+  }
+  // Asks the pages where they are; what never moves has no strays.
+  virtual StrayBytes strays() const { return {}; }
+  // Counts every page where it is, from now on. For regions that nothing was released of.
+  virtual void accept_strays() {}
   // What the user should know of this region: spilled nodes, pages that pinning moved.
   virtual std::vector<std::string> notes() const { return {}; }
 };

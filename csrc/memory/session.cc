@@ -49,8 +49,12 @@ PlacedBlock::~PlacedBlock() {
 
 std::string PlacedBlock::requested() const {
   session_->guard_.refuse_in_child("ask about an allocation");
+  return rule().describe();
+}
+
+Rule PlacedBlock::rule() const {
   const std::lock_guard lock(mutex_);
-  return rule_.describe();
+  return rule_;
 }
 
 std::vector<Run> PlacedBlock::runs(size_t offset, size_t bytes) const {
@@ -90,60 +94,62 @@ auto Session::with_all_memory(const Attempt& attempt) {
 }
 
 // Returns the region under a block that can move. Throws what stands in the way.
-NumaRegion& PlacedBlock::movable(const std::string& what, const Rule& rule) const {
+Region& PlacedBlock::movable(const std::string& what, const Rule& asked) const {
   session_->guard_.refuse_in_child(what);
   if (is_copy_) {
     throw InvalidArgument(what + ": it is " + requested() +
                           ", which do not move; copy it into a new allocation");
   }
-  if (rule.kind == RuleKind::kReplicate) {
-    throw InvalidArgument(what + " to " + rule.describe() +
+  if (asked.kind == RuleKind::kReplicate) {
+    throw InvalidArgument(what + " to " + asked.describe() +
                           ": pages that move stay one; copy it into a new allocation");
   }
   if (!memory_->owns_pages()) {
     throw InvalidArgument(what + ": smaller than a page (" + format_bytes(page_bytes()) +
                           "), it shares its page with others; copy it into a new allocation");
   }
-  NumaRegion* const region = memory_->region()->on_nodes();
-  if (region == nullptr) {
-    throw InvalidArgument(what + ": it is on device " + memory_->region()->device() +
-                          ", whose memory does not move; copy it into a new allocation");
+  Region& region = *memory_->region();
+  if (const std::string why = region.why_fixed(); !why.empty()) {
+    throw InvalidArgument(what + ": " + why + "; copy it into a new allocation");
   }
-  if (rule.kind == RuleKind::kDevice) {
-    throw InvalidArgument(what + " to " + rule.describe() + ": pages of nodes cannot move onto a " +
-                          "device; copy it into a new allocation");
+  if (asked.kind == RuleKind::kDevice) {
+    throw InvalidArgument(what + " to " + asked.describe() +
+                          ": pages of nodes cannot move onto a device; copy it into a new " +
+                          "allocation");
   }
-  return *region;
+  return region;
 }
 
 void PlacedBlock::move(Rule rule) {
   const std::string what = "move " + format_bytes(memory_->bytes());
-  NumaRegion& region = movable(what, rule);
-  PinnedRegion* const pinned = memory_->region()->as_pinned();
-  if (pinned != nullptr && memory_->capacity() != region.range().size()) {
+  Region& region = movable(what, rule);
+  if (region.pinned() && memory_->capacity() != region.range().size()) {
     throw InvalidArgument(what + ": it is pinned together with other small allocations, which " +
                           "may be in use; copy it into a new allocation");
   }
   std::vector<std::string> notes;
-  rule.pages = region.rule().pages;
+  rule.pages = this->rule().pages;
   simplify(rule, memory_->capacity(), notes);
   check_rule(rule, session_->kernel());
   const std::lock_guard moving(moving_);
   memory_->displace();
-  if (pinned != nullptr) return move_pinned(*pinned, std::move(rule), std::move(notes));
-  auto spills = session_->with_all_memory(
-      [&] { return region.move(memory_->offset(), memory_->capacity(), rule); });
-  for (std::string& note : spills) notes.push_back(std::move(note));
-  const std::lock_guard lock(mutex_);
-  rule_ = std::move(rule);
-  notes_ = std::move(notes);
+  const MoveRequest request{rule, this->rule(), memory_->streams()};
+  const Moved moved = session_->with_all_memory(
+      [&] { return region.move(memory_->offset(), memory_->capacity(), request); });
+  notes.insert(notes.end(), moved.notes.begin(), moved.notes.end());
+  if (moved.arrived) {
+    const std::lock_guard lock(mutex_);
+    rule_ = std::move(rule);
+    notes_ = std::move(notes);
+  }
+  if (moved.failure) throw PlacementError(what + " of pinned memory: " + *moved.failure);
 }
 
 void PlacedBlock::move_part(size_t offset, size_t bytes, Rule rule) {
   const std::string what = "move " + format_bytes(bytes) + " at " + std::to_string(offset) +
                            " of an allocation of " + format_bytes(memory_->bytes());
-  NumaRegion& region = movable(what, rule);
-  if (memory_->region()->pinned()) {
+  Region& region = movable(what, rule);
+  if (region.pinned()) {
     throw InvalidArgument(what + ": it is pinned as a whole; move all of it");
   }
   const size_t unit = unit_bytes();
@@ -157,33 +163,15 @@ void PlacedBlock::move_part(size_t offset, size_t bytes, Rule rule) {
     throw InvalidArgument(what + ": a part begins and ends with pages of " + format_bytes(unit));
   }
   std::vector<std::string> notes;
-  rule.pages = region.rule().pages;
+  rule.pages = this->rule().pages;
   simplify(rule, bytes, notes);
   check_rule(rule, session_->kernel());
   const std::lock_guard moving(moving_);
   memory_->displace();
-  session_->with_all_memory([&] { return region.move(memory_->offset() + offset, bytes, rule); });
+  session_->with_all_memory([&] { return region.move(memory_->offset() + offset, bytes, {rule}); });
   const std::lock_guard lock(mutex_);
   const std::string note = "parts of it were moved elsewhere";
   if (std::ranges::find(notes_, note) == notes_.end()) notes_.push_back(note);
-}
-
-void PlacedBlock::move_pinned(PinnedRegion& region, Rule rule, std::vector<std::string> notes) {
-  Rule origin;
-  {
-    const std::lock_guard lock(mutex_);
-    origin = rule_;
-  }
-  const auto streams = memory_->streams();
-  const auto moved = session_->with_all_memory([&] { return region.move(rule, origin, streams); });
-  notes.insert(notes.end(), moved.notes.begin(), moved.notes.end());
-  const std::string what = "move " + format_bytes(memory_->bytes()) + " of pinned memory";
-  if (moved.arrived) {
-    const std::lock_guard lock(mutex_);
-    rule_ = std::move(rule);
-    notes_ = std::move(notes);
-  }
-  if (moved.failure) throw PlacementError(what + ": " + *moved.failure);
 }
 
 Session::Session(Placer placer, std::map<std::string, uint64_t> device_capacities)

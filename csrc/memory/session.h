@@ -85,8 +85,8 @@ class PlacedBlock : public std::enable_shared_from_this<PlacedBlock> {
   AskedPages ask_pages(bool bring_back);
 
  private:
-  NumaRegion& movable(const std::string& what, const Rule& rule) const;
-  void move_pinned(PinnedRegion& region, Rule rule, std::vector<std::string> notes);
+  Rule rule() const;
+  Region& movable(const std::string& what, const Rule& asked) const;
   friend class Session;
   void own(std::vector<std::shared_ptr<PlacedBlock>> others);
   void count_out() noexcept;

@@ -100,6 +100,7 @@ CopyEngine::Queue::~Queue() {
   // handle of a destroyed stream must not be asked for anything.
 }
 
+// Long: one order of steps, each undone if late.
 std::shared_ptr<CopyHandle> CopyEngine::Queue::submit(std::vector<Piece> pieces,
                                                       const std::vector<StreamId>& after,
                                                       bool may_wait) {

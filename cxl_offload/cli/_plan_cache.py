@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _SIZES = "0GiB,16GiB,64GiB,256GiB,1TiB"
 
 
+# Long, with many parameters: a line for each option of the command line and field of the request.
 def cache(
     trace: Annotated[Path, typer.Option(help="Requests, a line each: hash_ids, input_length.")],
     model: Annotated[str, typer.Option(help="The model whose KV is kept.")],

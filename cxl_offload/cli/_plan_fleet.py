@@ -38,6 +38,7 @@ _REQUESTS, _SERVERS, _TARGET = "Requests", "Servers", "Target"
 _PROMPT, _ANSWER, _BLOCK = 512, 128, 512
 
 
+# Long, with many parameters: a line for each option of the command line and field of the request.
 def fleet(
     model: ModelName,
     ttft: Annotated[

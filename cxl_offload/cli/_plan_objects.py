@@ -14,7 +14,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs, size
 
 if TYPE_CHECKING:
-    from cxl_offload.plan.object_policy import ObjectUse
+    from cxl_offload.plan.tensor_policy import TensorUse
 
 
 def objects(
@@ -39,11 +39,11 @@ def objects(
     Example: cxl-offload plan objects --machine epyc9354-cxl-a --object kv=40GiB --object x=1GiB
     """
     from cxl_offload.plan.machine_rates import MachineRates
-    from cxl_offload.plan.object_policy import TierRate, object_policies
+    from cxl_offload.plan.tensor_policy import TierRate, tensor_policies
 
     numbers = MachineRates(read_machine(machine, profile))
     rates = [TierRate(name, numbers.read_bytes_per_s(name)) for name in names(tiers) or ()]
-    found = object_policies(_uses(given, trace), rates, min_share=min_share, top_k=top_k)
+    found = tensor_policies(_uses(given, trace), rates, min_share=min_share, top_k=top_k)
     if as_json:
         entries = [{"name": e.name, "policy": e.policy, "reason": e.reason} for e in found]
         write_json("-", {"objects": entries})
@@ -57,9 +57,9 @@ def objects(
         console.print(f"Note: {note}.")
 
 
-def _uses(given: list[str], trace: str | None) -> tuple[ObjectUse, ...]:
+def _uses(given: list[str], trace: str | None) -> tuple[TensorUse, ...]:
     """Sizes and accesses, as they are given, recorded or assumed."""
-    from cxl_offload.plan.object_policy import ObjectUse, uses_by_kind, uses_of_trace
+    from cxl_offload.plan.tensor_policy import TensorUse, uses_by_kind, uses_of_trace
     from cxl_offload.sim.trace import Trace
 
     form = "NAME=SIZE or NAME=SIZE,READ,WRITTEN"
@@ -83,7 +83,7 @@ def _uses(given: list[str], trace: str | None) -> tuple[ObjectUse, ...]:
         return uses_of_trace(Trace.load(trace), footprint)
     if counted is not None:
         return tuple(
-            ObjectUse(name, nbytes, read, written)
+            TensorUse(name, nbytes, read, written)
             for name, (nbytes, read, written) in counts.items()
         )
     return uses_by_kind(footprint)

@@ -56,6 +56,7 @@ def register(app: typer.Typer) -> None:
     app.command("generate", cls=OldJsonCommand)(generate)
 
 
+# Long, with many parameters: a line for each option of the command line and field of the request.
 def generate(
     model: Annotated[
         str, typer.Option(help="Folder of a checkpoint as transformers saves it, or a GGUF file.")

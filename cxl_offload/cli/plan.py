@@ -74,6 +74,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="plan")
 
 
+# Long, with many parameters: a line for each option of the command line and field of the request.
 def inference(
     model: ModelName,
     machine: MachineName = None,
@@ -241,6 +242,7 @@ def inference(
     deliver(plan, output, as_json, write_report)
 
 
+# Long, with many parameters: a line for each option of the command line and field of the request.
 def training(
     model: ModelName,
     machine: MachineName = None,

@@ -29,6 +29,7 @@ def register(app: typer.Typer) -> None:
     app.command("profile")(profile)
 
 
+# Long, with many parameters: a line for each option of the command line and field of the request.
 def profile(
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer points: at most 8 s instead of 110 s a path.")

@@ -31,6 +31,7 @@ class _Fleet:
     w: float | None
 
 
+# Long, with many parameters: a line for each option of the command line and field of the request.
 def tco_command(
     r_t: Annotated[float, typer.Option(help="Cost of a server with CXL over one without.")],
     without: Annotated[

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import threading
@@ -15,9 +16,12 @@ from typing import Any, TypeVar
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.codec import DecodeError, decode
-from cxl_offload.files.document import Field, read_document, shown
+from cxl_offload.files.document import Field, shown
 
 T = TypeVar("T")
+
+_JSON = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -229,12 +233,42 @@ def decode_json(
         raise ConfigError(str(error), file=file, line=_line_of(text, error.where)) from error
 
 
-def _line_of(text: str, where: Iterable[str | int]) -> int | None:
-    """The line of a place in a JSON text, which nearly always is YAML too, whose reader knows."""
-    try:
-        return read_document(text, file="").nearest(where).line
-    except ConfigError:
+def _line_of(text: str, where: Iterable[str | int]) -> int:
+    """The line of what keys and list indices lead to in a JSON text, as far as that goes.
+
+    An entry's line is that of its key, as :class:`Field` has it. Nothing behind it is read.
+    """
+    entry = value = _behind_space(text, 0)
+    for step in where:
+        found = _entry(text, value, step)
+        if found is None:
+            break
+        entry, value = found
+    return text.count("\n", 0, entry) + 1
+
+
+def _entry(text: str, at: int, step: str | int) -> tuple[int, int] | None:
+    """Where an entry of the mapping or list at ``at`` begins, and where its value does."""
+    if text[at] != ("[" if isinstance(step, int) else "{"):
         return None
+    entry, count = _behind_space(text, at + 1), 0
+    while text[entry] not in "]}":
+        key: Any = count
+        value = entry
+        if text[at] == "{":
+            key, end = _JSON.raw_decode(text, entry)
+            value = _behind_space(text, _behind_space(text, end) + len(":"))
+        if key == step:
+            return entry, value
+        end = _behind_space(text, _JSON.raw_decode(text, value)[1])
+        entry = _behind_space(text, end + len(",")) if text[end] == "," else end
+        count += 1
+    return None
+
+
+def _behind_space(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    return at if space is None else space.end()
 
 
 def decode_document(kind: type[T], root: Field) -> T:

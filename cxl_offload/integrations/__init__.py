@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cxl_offload.integrations import deepspeed, flexgen, transformers, vllm
-
-__all__ = ["deepspeed", "flexgen", "transformers", "vllm"]
+    from cxl_offload.integrations import deepspeed as deepspeed
+    from cxl_offload.integrations import flexgen as flexgen
+    from cxl_offload.integrations import transformers as transformers
+    from cxl_offload.integrations import vllm as vllm
 
 __getattr__, __dir__ = lazy_names(__name__)

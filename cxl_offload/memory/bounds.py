@@ -36,14 +36,14 @@ def check_size(value: Any, name: str, *, least: int = 1) -> None:
         raise ValueError(f"{name} is {quoted(value)}; it must be at least {least}")
 
 
-def check_number(value: Any, name: str, *, least: float = 0.0, most: float = math.inf) -> None:
-    """Refuses what is no number (TypeError), NaN, and what is out of range (both ValueError)."""
+def check_number(value: Any, name: str, *, most: float = math.inf) -> None:
+    """Refuses what is no number (TypeError), NaN, and what is not 0 to ``most`` (ValueError)."""
     try:
-        inside = bool(least <= value <= most)
+        inside = bool(0 <= value <= most)
     except TypeError:
         raise TypeError(f"{name} {quoted(value)} is no number") from None
     if not inside:
-        span = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        span = "at least 0" if most == math.inf else f"from 0 to {most:g}"
         raise ValueError(f"{name} is {quoted(value)}; it must be {span}")
 
 

@@ -11,6 +11,14 @@ NOT_FAULTED_IN = -1
 """The key under which bytes are counted that have no page yet (first touch, or swapped out)."""
 
 
+def nodes_in_words(granted: Mapping[int, int]) -> list[str]:
+    """``node 2: 4 MiB`` for each node of a placement, in their order."""
+    return [
+        f"{'not faulted in' if node == NOT_FAULTED_IN else f'node {node}'}: {format_bytes(nbytes)}"
+        for node, nbytes in sorted(granted.items())
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Requested against granted.
@@ -47,10 +55,7 @@ class Placement:
         return sum(self.granted.values()) + sum(self.devices.values())
 
     def __str__(self) -> str:
-        parts = []
-        for node, count in sorted(self.granted.items()):
-            where = "not faulted in" if node == NOT_FAULTED_IN else f"node {node}"
-            parts.append(f"{where}: {format_bytes(count)}")
+        parts = nodes_in_words(self.granted)
         parts += [f"{name}: {format_bytes(count)}" for name, count in sorted(self.devices.items())]
         granted = ", ".join(parts) or "nothing"
         kind = "simulated" if self.simulated else "real"

@@ -11,24 +11,15 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cxl_offload.metrics.endpoint import MetricsServer, serve
-    from cxl_offload.metrics.event_log import EventLog, JsonLines, log_events
-    from cxl_offload.metrics.opentelemetry import observe
-    from cxl_offload.metrics.prometheus import PrometheusCollector
-    from cxl_offload.metrics.reader import MetricsReader
-    from cxl_offload.metrics.table import METRICS, Metric
-
-__all__ = [
-    "METRICS",
-    "EventLog",
-    "JsonLines",
-    "Metric",
-    "MetricsReader",
-    "MetricsServer",
-    "PrometheusCollector",
-    "log_events",
-    "observe",
-    "serve",
-]
+    from cxl_offload.metrics.endpoint import MetricsServer as MetricsServer
+    from cxl_offload.metrics.endpoint import serve as serve
+    from cxl_offload.metrics.event_log import EventLog as EventLog
+    from cxl_offload.metrics.event_log import JsonLines as JsonLines
+    from cxl_offload.metrics.event_log import log_events as log_events
+    from cxl_offload.metrics.opentelemetry import observe as observe
+    from cxl_offload.metrics.prometheus import PrometheusCollector as PrometheusCollector
+    from cxl_offload.metrics.reader import MetricsReader as MetricsReader
+    from cxl_offload.metrics.table import METRICS as METRICS
+    from cxl_offload.metrics.table import Metric as Metric
 
 __getattr__, __dir__ = lazy_names(__name__)

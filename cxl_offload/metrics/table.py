@@ -134,13 +134,3 @@ METRICS = (
     ),
 )
 """All metrics, in the order of the documentation."""
-
-
-def markdown_table() -> str:
-    """The table that docs/metrics.md shows; a test compares them."""
-    head = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    rows = [
-        (f"`{each.prometheus_name}`", each.kind, ", ".join(each.labels) or "-", each.text)
-        for each in METRICS
-    ]
-    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])

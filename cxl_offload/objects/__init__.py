@@ -10,25 +10,13 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cxl_offload.objects.held_memory import (
-        HeldTensor,
-        MemoryHolder,
-        MemoryReport,
-        report_of_process,
-    )
-    from cxl_offload.objects.placement_rows import PlacementRow
-    from cxl_offload.objects.recording import Recording, record
-    from cxl_offload.objects.tensor_holders import memory_report
-
-__all__ = [
-    "HeldTensor",
-    "MemoryHolder",
-    "MemoryReport",
-    "PlacementRow",
-    "Recording",
-    "memory_report",
-    "record",
-    "report_of_process",
-]
+    from cxl_offload.objects.held_memory import HeldTensor as HeldTensor
+    from cxl_offload.objects.held_memory import MemoryHolder as MemoryHolder
+    from cxl_offload.objects.held_memory import MemoryReport as MemoryReport
+    from cxl_offload.objects.held_memory import report_of_process as report_of_process
+    from cxl_offload.objects.placement_rows import PlacementRow as PlacementRow
+    from cxl_offload.objects.recording import Recording as Recording
+    from cxl_offload.objects.recording import record as record
+    from cxl_offload.objects.tensor_holders import memory_report as memory_report
 
 __getattr__, __dir__ = lazy_names(__name__)

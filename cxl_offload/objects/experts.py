@@ -39,11 +39,6 @@ class ExpertPart:
     name: str
     weight: torch.Tensor
 
-    @property
-    def span(self) -> tuple[int, int]:
-        """Address and bytes; neighbours in a stack share a page where they do not end on one."""
-        return self.weight.data_ptr(), self.weight.nbytes
-
 
 def number_of_expert(name: str) -> int | None:
     """The expert that a parameter belongs to by its name; None for stacks and all others."""

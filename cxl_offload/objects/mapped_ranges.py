@@ -28,12 +28,10 @@ class MappedRange:
         Its addresses.
     name
         The file, or a name in brackets such as ``[heap]``; empty for anonymous memory.
-    writable, shared
+    shared
         As mapped.
     resident_bytes
         In memory now.
-    own_bytes
-        The process's part of them, where pages that several processes map are divided (Pss).
     huge_bytes
         Of the resident ones, in pages larger than the base size.
     locked_bytes
@@ -49,10 +47,8 @@ class MappedRange:
     begin: int
     end: int
     name: str
-    writable: bool
     shared: bool
     resident_bytes: int
-    own_bytes: int
     huge_bytes: int
     locked_bytes: int
     swapped_bytes: int
@@ -150,10 +146,8 @@ def _range(
         begin=begin,
         end=end,
         name=head[4],
-        writable=head[3][1] == "w",
         shared=head[3][3] == "s",
         resident_bytes=resident,
-        own_bytes=fields.get("Pss", 0) + pool,
         huge_bytes=sum(fields.get(name, 0) for name in _HUGE),
         locked_bytes=fields.get("Locked", 0),
         swapped_bytes=fields.get("Swap", 0),

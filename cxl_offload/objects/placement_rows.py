@@ -55,12 +55,7 @@ def placement_rows(
     """What a store counted, with the policy asked for and the machine's tiers beside it."""
     rows: list[PlacementRow] = []
     for (kind, name), bytes_held in use.items():
-        tiers: dict[str, int] = {}
-        for node, nbytes in bytes_held.granted.items():
-            tier = machine.tier_of(node)
-            if tier is not None:
-                tiers[tier.name] = tiers.get(tier.name, 0) + nbytes
         policy = next(part.policy for part in parts[kind] if part.name == name)
-        granted = dict(bytes_held.granted)
+        granted, tiers = dict(bytes_held.granted), machine.bytes_per_tier(bytes_held.granted)
         rows.append(PlacementRow(kind, name, str(policy), bytes_held.peak_bytes, granted, tiers))
     return tuple(rows)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cxl_offload.plan.object_policy import ObjectUse
+from cxl_offload.plan.tensor_policy import TensorUse
 
 Objects = Mapping[str, torch.Tensor | Iterable[torch.Tensor]]
 
@@ -87,10 +87,10 @@ class Recording(TorchDispatchMode):
             if not (writes and argument.kwarg_only):  # an `out` is written only
                 self._read[name] += nbytes
 
-    def uses(self) -> tuple[ObjectUse, ...]:
+    def uses(self) -> tuple[TensorUse, ...]:
         """Every object with its bytes and what was read and written so far."""
         return tuple(
-            ObjectUse(name, nbytes, self._read[name], self._written[name])
+            TensorUse(name, nbytes, self._read[name], self._written[name])
             for name, nbytes in self._footprint.items()
         )
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+# Many parameters: four tensors, and the settings of torch.optim by their names there.
 @untraced
 def adam_step(
     param: torch.Tensor,

@@ -191,6 +191,7 @@ def combine(partials: Sequence[Partial]) -> Partial:
     return Partial(out.float(), (most + total.log()).masked_fill(none, -math.inf).float())
 
 
+# Long, with many parameters: the core's, a line for each; callers have AttentionOptions.
 def _run(
     q: torch.Tensor,
     k: CacheLike,

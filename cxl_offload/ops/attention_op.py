@@ -29,6 +29,7 @@ def _cache(
     return Int4Cache(numbers, scales, cast("Form", form))
 
 
+# Many parameters: torch reads an operator's schema off them.
 @torch.library.custom_op("cxl_offload::decode_attention", mutates_args=(), device_types="cpu")
 def decode_attention(
     q: torch.Tensor,

@@ -63,7 +63,8 @@ def read_states(
     for key in given["state"]:
         if isinstance(key, int) and key not in pairs:
             raise ValueError(f"load_state_dict: states of parameter {key}, which no group names")
-    values = {key: _of_peers(given["state"].get(key, {})) for key in pairs}
+    stored = {key: given["state"].get(key, {}) for key in pairs}
+    values = {key: of_peers(v) if isinstance(v, Mapping) else v for key, v in stored.items()}
     for key, param in pairs.items():
         _check(optimizer, key, param, values[key])
     with reading_whole(lambda: _named(values)):
@@ -126,10 +127,6 @@ def _pairs(
         )
     for saved_group, group in zip(groups, optimizer.param_groups, strict=True):
         yield from zip(saved_group["params"], group["params"], strict=True)
-
-
-def _of_peers(values: Any) -> Any:
-    return of_peers(values) if isinstance(values, Mapping) else values
 
 
 def _check(optimizer: OnePassOptimizer, key: Any, param: torch.Tensor, values: Any) -> None:

@@ -67,6 +67,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
     option_settings: ClassVar[Mapping[str, str]] = {}
     """Options of the constructor that have another name in a group."""
 
+    # Many parameters: by keyword only, each with a default.
     def __init__(
         self,
         params: Iterable[Any],
@@ -335,11 +336,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
 
     def _rounding(self, param: torch.Tensor, step: int) -> tuple[int, int] | None:
         """Seed and step, where something is rounded at random."""
-        if self.rounding_seed is None:
-            return None
-        if self.state_dtype is torch.float32 and param.dtype is torch.float32:
-            return None
-        return self.rounding_seed, step
+        is_exact = self.state_dtype is torch.float32 and param.dtype is torch.float32
+        return None if is_exact or self.rounding_seed is None else (self.rounding_seed, step)
 
     def _check_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
         if not copies:

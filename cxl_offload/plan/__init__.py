@@ -24,68 +24,39 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
-    from cxl_offload.plan.missing import MissingNumberError
-    from cxl_offload.plan.model.config import ModelConfig
-    from cxl_offload.plan.model.file import load_model, model_names
-    from cxl_offload.plan.object_policy import ObjectPolicy, ObjectUse, TierRate, object_policies
-    from cxl_offload.plan.plan_file import (
-        Batch,
-        CopiesUse,
-        CxlUse,
-        ErrorEstimate,
-        Home,
-        PhaseEstimate,
-        Plan,
-        PriceEstimate,
-        load_plan,
-        parse_plan,
-        plan_text,
-        save_plan,
-    )
-    from cxl_offload.plan.request import PlanRequest
-    from cxl_offload.plan.training.plan import TrainingRequest, plan_training
-    from cxl_offload.plan.training.ranks import Ranks
-    from cxl_offload.plan.transformers.plan import TransformersRequest, plan_transformers
-    from cxl_offload.plan.two_plans import PlanComparison, compare_plans
-    from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
-    from cxl_offload.plan.what_if import with_gpu, with_memory
-
-__all__ = [
-    "Batch",
-    "CopiesUse",
-    "CxlUse",
-    "ErrorEstimate",
-    "Home",
-    "InferenceRequest",
-    "MissingNumberError",
-    "ModelConfig",
-    "ObjectPolicy",
-    "ObjectUse",
-    "PhaseEstimate",
-    "Plan",
-    "PlanComparison",
-    "PlanRequest",
-    "PriceEstimate",
-    "Ranks",
-    "TierRate",
-    "TrainingRequest",
-    "TransformersRequest",
-    "VllmRequest",
-    "compare_plans",
-    "load_model",
-    "load_plan",
-    "model_names",
-    "object_policies",
-    "parse_plan",
-    "plan_inference",
-    "plan_text",
-    "plan_training",
-    "plan_transformers",
-    "plan_vllm",
-    "save_plan",
-    "with_gpu",
-    "with_memory",
-]
+    from cxl_offload.plan.flexgen.plan import InferenceRequest as InferenceRequest
+    from cxl_offload.plan.flexgen.plan import plan_inference as plan_inference
+    from cxl_offload.plan.missing import MissingNumberError as MissingNumberError
+    from cxl_offload.plan.model.config import ModelConfig as ModelConfig
+    from cxl_offload.plan.model.file import load_model as load_model
+    from cxl_offload.plan.model.file import model_names as model_names
+    from cxl_offload.plan.plan_file import Batch as Batch
+    from cxl_offload.plan.plan_file import CopiesUse as CopiesUse
+    from cxl_offload.plan.plan_file import CxlUse as CxlUse
+    from cxl_offload.plan.plan_file import ErrorEstimate as ErrorEstimate
+    from cxl_offload.plan.plan_file import Home as Home
+    from cxl_offload.plan.plan_file import PhaseEstimate as PhaseEstimate
+    from cxl_offload.plan.plan_file import Plan as Plan
+    from cxl_offload.plan.plan_file import PriceEstimate as PriceEstimate
+    from cxl_offload.plan.plan_file import load_plan as load_plan
+    from cxl_offload.plan.plan_file import parse_plan as parse_plan
+    from cxl_offload.plan.plan_file import plan_text as plan_text
+    from cxl_offload.plan.plan_file import save_plan as save_plan
+    from cxl_offload.plan.request import PlanRequest as PlanRequest
+    from cxl_offload.plan.tensor_policy import TensorPolicy as TensorPolicy
+    from cxl_offload.plan.tensor_policy import TensorUse as TensorUse
+    from cxl_offload.plan.tensor_policy import TierRate as TierRate
+    from cxl_offload.plan.tensor_policy import tensor_policies as tensor_policies
+    from cxl_offload.plan.training.plan import TrainingRequest as TrainingRequest
+    from cxl_offload.plan.training.plan import plan_training as plan_training
+    from cxl_offload.plan.training.ranks import Ranks as Ranks
+    from cxl_offload.plan.transformers.plan import TransformersRequest as TransformersRequest
+    from cxl_offload.plan.transformers.plan import plan_transformers as plan_transformers
+    from cxl_offload.plan.two_plans import PlanComparison as PlanComparison
+    from cxl_offload.plan.two_plans import compare_plans as compare_plans
+    from cxl_offload.plan.vllm.plan import VllmRequest as VllmRequest
+    from cxl_offload.plan.vllm.plan import plan_vllm as plan_vllm
+    from cxl_offload.plan.what_if import with_gpu as with_gpu
+    from cxl_offload.plan.what_if import with_memory as with_memory
 
 __getattr__, __dir__ = lazy_names(__name__)

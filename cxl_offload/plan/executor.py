@@ -7,15 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, TypeVar
 
+from cxl_offload.plan.executor_rules import ExecutorName
 from cxl_offload.plan.hardware import GPU, NVME, Hardware
-from cxl_offload.plan.plan_file import (
-    Batch,
-    ErrorEstimate,
-    ExecutorName,
-    Home,
-    PhaseEstimate,
-    Serving,
-)
+from cxl_offload.plan.plan_file import Batch, ErrorEstimate, Home, PhaseEstimate, Serving
 from cxl_offload.plan.planned_machine import as_planned
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest

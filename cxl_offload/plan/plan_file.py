@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -27,14 +27,10 @@ from cxl_offload.files import (
     read_text,
     write_text,
 )
-from cxl_offload.plan.equations.adam_bytes import STATE_TYPES
-from cxl_offload.plan.kv_types import KV_TYPES
+from cxl_offload.plan.executor_rules import ExecutorName, rules_of
 from cxl_offload.topology.model import MOST_CPUS, TIER_NAMES
 
 PLAN_VERSION = 1
-
-ExecutorName = Literal["flexgen", "deepspeed", "transformers", "vllm"]
-"""Who runs a plan."""
 
 OWN_FILE = "plan.yaml"
 """In a command: the file of the plan that it is in."""
@@ -256,22 +252,15 @@ class Plan:
         check_numbers(self)
         if self.kind == "inference" and self.batch.prompt < 1:
             raise FieldError(f"must be at least 1, not {self.batch.prompt}", ("batch", "prompt"))
-        if self.kind == "training" and self.executor != "deepspeed":
-            raise ValueError(f"kind {self.kind}: {self.executor} does not run it; deepspeed trains")
+        rules = rules_of(self.executor)
+        for rule in fields(rules):
+            value, known = getattr(self, rule.name), getattr(rules, rule.name)
+            if value and value not in known:
+                takes = " or ".join(map(str, known)) or "none"
+                raise ValueError(f"{rule.name} {value!r}: {self.executor} takes {takes}")
         for kind in self.on_cpu:
             if kind not in self.policies:
                 raise ValueError(f"on_cpu {kind!r}: it is a kind that has a policy")
-        if self.kv_dtype and self.kv_dtype not in KV_TYPES:
-            raise ValueError(f"kv_dtype {self.kv_dtype!r}: it is one of {', '.join(KV_TYPES)}")
-        if self.kv_dtype and self.executor not in ("transformers", "vllm"):
-            raise ValueError(f"kv_dtype {self.kv_dtype}: {self.executor} takes none from a plan")
-        if self.state_dtype and self.state_dtype not in STATE_TYPES:
-            known = ", ".join(STATE_TYPES)
-            raise ValueError(f"state_dtype {self.state_dtype!r}: it is one of {known}")
-        if self.state_dtype and self.executor != "deepspeed":
-            raise ValueError(f"state_dtype {self.state_dtype}: {self.executor} has no optimizer")
-        if self.checkpointing and self.executor != "deepspeed":
-            raise ValueError(f"checkpointing: {self.executor} has no backward")
         if self.runs and not self.command:
             raise ValueError("a plan that runs needs a command")
         for name in self.settings:
@@ -292,7 +281,7 @@ class Plan:
 
     @property
     def accelerator(self) -> str | None:
-        """What the command computes on, as transformers call it; None: the CPUs."""
+        """What the command names to compute on; None: the CPUs."""
         words = iter(self.command)
         return next(words, None) if _ACCELERATOR in words else None
 

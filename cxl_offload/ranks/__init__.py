@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cxl_offload.ranks.share import RankShare, share_machine
-    from cxl_offload.ranks.torchrun import is_rank_of_job, joined_group
-
-__all__ = ["RankShare", "is_rank_of_job", "joined_group", "share_machine"]
+    from cxl_offload.ranks.share import RankShare as RankShare
+    from cxl_offload.ranks.share import share_machine as share_machine
+    from cxl_offload.ranks.torchrun import is_rank_of_job as is_rank_of_job
+    from cxl_offload.ranks.torchrun import joined_group as joined_group
 
 __getattr__, __dir__ = lazy_names(__name__)

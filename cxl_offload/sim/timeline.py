@@ -59,6 +59,7 @@ class Timeline:
     tokens_per_s: Mapping[str, float]
     node_bandwidth_bytes_per_s: Mapping[int, float]
 
+    # Long, with many parameters: what a replay knows, by keyword for its one caller.
     @classmethod
     def of(
         cls,

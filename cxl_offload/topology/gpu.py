@@ -15,7 +15,8 @@ from cxl_offload.topology.node import Node, NodeKind
 from cxl_offload.topology.sysfs import NODES, read_list
 from cxl_offload.topology.tree import PCI_DEVICES, Tree
 
-_VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD"}
+_NVIDIA = 0x10DE
+_VENDORS = {_NVIDIA: "NVIDIA", 0x1002: "AMD"}
 # PCI classes: VGA, 3D controller, other display controller, processing accelerator
 _CLASSES = {0x0300, 0x0302, 0x0380, 0x1200}
 _APUS = {(0x1002, 0x74A0)}  # MI300A: its HBM is the memory of the node its own CPUs are on
@@ -128,7 +129,11 @@ def _read_link(tree: Tree, folder: str) -> Link | None:
 def mark_gpu_memory(tree: Tree, nodes: tuple[Node, ...], gpus: Iterable[Gpu]) -> tuple[Node, ...]:
     """Nodes whose memory belongs to a GPU get kind ``GPU`` and are used only when asked for."""
     owners = {gpu.memory_node: gpu for gpu in gpus if gpu.memory_node is not None}
-    nvidia = [gpu for gpu in gpus if _is_nvidia(tree, gpu)]
+    nvidia = [
+        gpu
+        for gpu in gpus
+        if tree.integer(f"{PCI_DEVICES}/{gpu.pci_address}/vendor", base=16) == _NVIDIA
+    ]
     # GH200 firmware declares the GPU as generic initiator of the nodes its memory comes up as
     generic = set(read_list(tree, f"{NODES}/has_generic_initiator") or ()) if nvidia else set()
     marked = []
@@ -146,7 +151,3 @@ def mark_gpu_memory(tree: Tree, nodes: tuple[Node, ...], gpus: Iterable[Gpu]) ->
     if marked and not any(node.kind is not NodeKind.GPU for node in marked if node.has_memory):
         tree.note("this machine has GPU memory only: name its nodes, or the tier hbm, to use it")
     return tuple(marked)
-
-
-def _is_nvidia(tree: Tree, gpu: Gpu) -> bool:
-    return tree.integer(f"{PCI_DEVICES}/{gpu.pci_address}/vendor", base=16) == 0x10DE

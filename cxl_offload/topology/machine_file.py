@@ -139,7 +139,7 @@ def parse_machine(
             simulated=True,
             source=parts["paper"].text(),
             citations=tuple(citations.collected),
-            notes=tuple(_lines(parts.get("notes"))),
+            notes=tuple(note.text() for note in parts["notes"].items()) if "notes" in parts else (),
         )
     except ConfigError:
         raise
@@ -159,10 +159,6 @@ def _initiator(parts: MappedFields, nodes: Iterable[Node]) -> int:
     if node_id not in by_id or not by_id[node_id].cpus:
         field.fail(f"node {node_id} is not a node with CPUs")
     return node_id
-
-
-def _lines(field: Field | None) -> list[str]:
-    return [item.text() for item in field.items()] if field else []
 
 
 def _parse_choices(text: str, wanted: str) -> Variant:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
@@ -209,6 +209,14 @@ class Machine:
     def tier_of(self, node_id: int) -> Tier | None:
         """The tier that holds this node, if any."""
         return next((tier for tier in self.tiers if node_id in tier.nodes), None)
+
+    def bytes_per_tier(self, per_node: Mapping[int, int]) -> dict[str, int]:
+        """Bytes of nodes by the name of their tier; those of nodes without one are left out."""
+        found: dict[str, int] = {}
+        for node, nbytes in per_node.items():
+            if (tier := self.tier_of(node)) is not None:
+                found[tier.name] = found.get(tier.name, 0) + nbytes
+        return found
 
     def gpu(self, name: str) -> Gpu:
         """The GPU of this name or PCI address.

@@ -70,6 +70,7 @@ class StepTuner:
         The state file is damaged or of another tuner.
     """
 
+    # Many parameters: by keyword only, each with a default.
     def __init__(
         self,
         homes: TunedHomes,

@@ -10,6 +10,7 @@ from typing import TypeVar
 from cxl_offload.files import hint
 
 OneOf = TypeVar("OneOf", bound=str)
+T = TypeVar("T")
 
 
 def known_keys(where: str, values: Mapping[str, object], known: Sequence[str]) -> None:
@@ -57,10 +58,8 @@ class Inputs:
         """A number >= 0 (``above``: more than 0), or None where the key is absent."""
         return self.number(key, above=above) if key in self else None
 
-    def fraction(self, key: str, default: float | None = None) -> float:
+    def fraction(self, key: str) -> float:
         """A number from 0 to 1."""
-        if key not in self and default is not None:
-            return default
         return self.number(key, high=1.0)
 
     def integer(self, key: str, *, low: int = 0, default: int | None = None) -> int:
@@ -116,12 +115,9 @@ class Inputs:
         """Any finite number."""
         return self.number(key, low=-math.inf)
 
-    def signed_numbers(self, key: str, *, length: int | None = None) -> list[float]:
+    def signed_numbers(self, key: str) -> list[float]:
         """A list of finite numbers."""
-        items = self.items(key)
-        if length is not None and len(items) != length:
-            raise ValueError(f"{key} in {self.where} has {len(items)} entries, want {length}")
-        return [self._checked(key, item, low=-math.inf, above=False) for item in items]
+        return [self._checked(key, item, low=-math.inf, above=False) for item in self.items(key)]
 
     def integers(self, key: str) -> list[int]:
         """A list of whole numbers >= 0."""
@@ -129,17 +125,18 @@ class Inputs:
 
     def booleans(self, key: str) -> list[bool]:
         """A list of true or false."""
-        items = self.items(key)
-        if not all(isinstance(item, bool) for item in items):
-            raise ValueError(f"{key} = {items!r} in {self.where}, want a list of true or false")
-        return [bool(item) for item in items]
+        return self._all_of(key, bool, "true or false")
 
     def texts(self, key: str) -> list[str]:
         """A list of texts."""
+        return self._all_of(key, str, "texts")
+
+    def _all_of(self, key: str, kind: type[T], what: str) -> list[T]:
         items = self.items(key)
-        if not all(isinstance(item, str) for item in items):
-            raise ValueError(f"{key} = {items!r} in {self.where}, want a list of texts")
-        return [str(item) for item in items]
+        found = [item for item in items if isinstance(item, kind)]
+        if len(found) != len(items):
+            raise ValueError(f"{key} = {items!r} in {self.where}, want a list of {what}")
+        return found
 
     def nested(self, key: str, known: Sequence[str] | None = None) -> Inputs:
         """An object inside; ``known`` are its keys, None for free names (tiers, endpoints)."""

@@ -165,11 +165,6 @@ def _planned(inputs: Inputs, changes: Inputs | None = None) -> Plan:
         raise ValueError(str(error)) from None
 
 
-def _decoded(plan: Plan) -> float:
-    """Tokens/s of the phase that repeats."""
-    return plan.batch.size * plan.batch.count / plan.phases[-1].seconds
-
-
 def _wave(inputs: Inputs, metric: str) -> Answer:
     """Some requests at once, until the last has ended."""
     if inputs.text("executor") != "vllm":
@@ -216,7 +211,7 @@ def _plan(inputs: Inputs) -> Answer:
     values = {
         "step_s": sum(phase.seconds for phase in repeats),
         "tokens_per_s": plan.tokens_per_s,
-        "decode_tokens_per_s": _decoded(plan),
+        "decode_tokens_per_s": plan.batch.size * plan.batch.count / plan.phases[-1].seconds,
         "sequences": plan.batch.size * plan.batch.count,
     }
     return Answer(values[metric], plan.notes)

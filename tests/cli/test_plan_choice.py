@@ -9,8 +9,9 @@ import pytest
 
 from cxl_offload.cli._plan_choice import fastest
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.executor_rules import ExecutorName
 from cxl_offload.plan.model.file import load_model
-from cxl_offload.plan.plan_file import ExecutorName, Plan
+from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.transformers.plan import TransformersRequest, plan_transformers
 from cxl_offload.topology import load_machine
 

@@ -102,6 +102,7 @@ class FakeRegion final : public Region {
     const size_t unit = rules_.cycle_bytes > 0 ? rules_.cycle_bytes : rules_.page_bytes;
     return (offset + unit - 1) / unit * unit;
   }
+  std::string why_fixed() const override { return "its pages are made up"; }
   void release(size_t offset, size_t bytes) override {
     if (pinned() || offset % rules_.page_bytes != 0 || bytes % rules_.page_bytes != 0 ||
         bytes == 0 || offset + bytes > bytes_) {

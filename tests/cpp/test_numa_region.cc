@@ -64,7 +64,7 @@ TEST(no_call_that_fails_while_pages_move_leaves_a_wrong_account) {
     std::memset(region.range().data(), 0x3c, region.range().size());
     const NodeBytes before{{0, 4 * kMiB}, {1, 4 * kMiB}};
     try {
-      region.move(2 * kMiB, 4 * kMiB, rule_of(RuleKind::kBind, {{2}}));
+      region.move(2 * kMiB, 4 * kMiB, {rule_of(RuleKind::kBind, {{2}})});
       CHECK(!fails || ground.kernel->faults().fired().empty());
       CHECK_EQ(ground.kernel->used_bytes(2), 4 * kMiB);
     } catch (const SystemError&) {
@@ -106,7 +106,7 @@ TEST(pages_that_a_failed_move_could_not_put_back_are_counted_where_they_are) {
       faults.add({Operation::kMove, FaultEffect::kRefuse, later, EIO, -1});
     }
     faults.add({Operation::kQuery, FaultEffect::kRefuse, query, EPERM, -1});
-    CHECK_THROWS(SystemError, region.move(0, 8 * kMiB, rule_of(RuleKind::kBind, {{2}})));
+    CHECK_THROWS(SystemError, region.move(0, 8 * kMiB, {rule_of(RuleKind::kBind, {{2}})}));
     faults.clear();
     CHECK(ground.accounts_agree());
     if (ground.kernel->used_bytes(2) > 0) ++left_there;
@@ -191,7 +191,7 @@ TEST(blocks_of_one_region_move_side_by_side) {
       threads.emplace_back([&region, part] {
         for (int i = 0; i < 20; ++i) {
           region.move(part * 4 * kMiB, 4 * kMiB,
-                      rule_of(RuleKind::kBind, {{static_cast<os::NodeId>((part + i) % 3)}}));
+                      {rule_of(RuleKind::kBind, {{static_cast<os::NodeId>((part + i) % 3)}})});
         }
       });
     }
@@ -231,7 +231,7 @@ struct FullNodes {
 TEST(granules_that_wait_for_each_other_arrive_on_full_nodes) {
   const FullNodes full;
   NumaRegion region(full.ground.placer(), stripe_of({{1, 1}, {0, 1}, {2, 1}}), 192 * kPage);
-  CHECK(region.move(0, 192 * kPage, full.wanted()).empty());
+  CHECK(region.move(0, 192 * kPage, {full.wanted()}).notes.empty());
   CHECK(region.runs(0, 192 * kPage) ==
         (std::vector<Run>{
             {0, 64 * kPage, 0}, {64 * kPage, 64 * kPage, 2}, {128 * kPage, 64 * kPage, 1}}));
@@ -245,7 +245,7 @@ TEST(pages_that_cannot_leave_a_node_count_for_its_capacity) {
   // The first granule is shared with a child whenever it is asked to leave node 1.
   for (const uint64_t call : {1, 4, 6})
     full.ground.kernel->faults().add({Operation::kMove, FaultEffect::kShared, call, 0, -1});
-  CHECK_THROWS(OutOfMemory, region.move(0, 192 * kPage, full.wanted()));
+  CHECK_THROWS(OutOfMemory, region.move(0, 192 * kPage, {full.wanted()}));
   CHECK_EQ(full.ground.kernel->used_bytes(1), 64 * kPage);
   CHECK(full.ground.accounts_agree());
 }

@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -26,6 +28,7 @@ from cxl_offload.files import (
     shipped_names,
     write_text,
 )
+from cxl_offload.files.text import _line_of
 from tests.house.sources import PACKAGE, parse
 
 
@@ -74,6 +77,28 @@ def test_json_that_is_wrong_names_file_line_and_key(old: str, new: str, message:
     with pytest.raises(ConfigError) as caught:
         decode_json(Cart, text.replace(old, new), file="cart.json")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("indent", [None, 0, 2])
+def test_line_of_a_place_in_json_is_what_the_reader_of_yaml_says(indent: int | None) -> None:
+    value = {
+        "empty": [{}, [], "]},:"],
+        'quoted "key":\n': {"0": [1, {"deep": [None, True, -1.5e-3]}], "1": {"0": 2}},
+        "last": [[1, 2], [3, [4]]],
+    }
+    text = "\n\n " + json.dumps(value, indent=indent)
+    root = read_document(text, file="")
+
+    def places(of: Any, where: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+        yield from (where, (*where, "absent"), (*where, 99), (*where, 0, "x"))
+        entries = of.items() if isinstance(of, dict) else enumerate(of if type(of) is list else ())
+        for key, each in entries:
+            yield from places(each, (*where, key))
+
+    all_places = list(places(value, ()))
+    assert len(all_places) > 80
+    wrong = [at for at in all_places if _line_of(text, at) != root.nearest(at).line]
+    assert not wrong
 
 
 def test_yaml_that_is_wrong_names_file_line_and_key() -> None:

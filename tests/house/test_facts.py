@@ -108,6 +108,25 @@ def test_the_core_asks_no_object_for_its_type() -> None:
     assert not found, found
 
 
+def test_no_contract_of_the_core_names_a_class_that_keeps_it() -> None:
+    """Or who asks the contract learns the class, as a cast would tell."""
+    core = [text for name, text in texts() if name.startswith("csrc/")]
+    keepers = [
+        (contract, keeper)
+        for text in core
+        for keeper, contract in re.findall(r"^class (\w+) final : public ([\w:]+)", text, re.M)
+    ]
+    assert ("Region", "NumaRegion") in keepers
+    found = [
+        f"{contract} names {keeper}"
+        for contract, keeper in keepers
+        for text in core
+        if re.search(rf"^class {contract.rpartition(':')[2]} {{", text, re.M)
+        and re.search(rf"\b{keeper}\b", text)
+    ]
+    assert not found, found
+
+
 def test_decisions_have_a_number_each_and_say_it() -> None:
     files = sorted((PACKAGE.parent / "docs" / "adr").glob("0*.md"))
     numbers = [int(file.name.partition("-")[0]) for file in files]

@@ -1,12 +1,14 @@
 """How long files and functions are, and how many parameters they take.
 
-Each test names every offender at once. An exception stands here with its reason, in one line.
+Each test names every offender at once. An exception says why in the line above the function, as
+``# Long: why``, ``# Many parameters: why`` or ``# Long, with many parameters: why``.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Mapping
 
 from .sources import PACKAGE, functions, modules, parameters_of, parse
 
@@ -15,48 +17,31 @@ MOST_FUNCTION_LINES = 40
 """Without its docstring."""
 MOST_PARAMETERS = 8
 
-AN_OPTION_A_LINE = "a line for each option of the command line and each field of the request"
+_REASON = re.compile(r" *(?:#|//) (Long|Many parameters|Long, with many parameters): \S")
 
-LONG_FUNCTIONS = {
-    "cli/generate.py generate": AN_OPTION_A_LINE,
-    "cli/_plan_cache.py cache": AN_OPTION_A_LINE,
-    "cli/_plan_fleet.py fleet": AN_OPTION_A_LINE,
-    "cli/plan.py inference": AN_OPTION_A_LINE,
-    "cli/plan.py training": AN_OPTION_A_LINE,
-    "cli/tco.py tco_command": AN_OPTION_A_LINE,
-    "cli/profile.py profile": AN_OPTION_A_LINE,
-    "integrations/flexgen/options.py build_parser": AN_OPTION_A_LINE,
-    "integrations/transformers/scope.py offload": "a line for each of its options, twice",
-    "integrations/deepspeed/accelerator.py _tiered": "one class; its base is known late",
-    "integrations/flexgen/loaded_model.py LoadedModel._load": (
-        "what is opened one after the other and closed in the reverse order"
-    ),
-    "ops/attention.py _run": "one call of the core, a line for each of its arguments",
-    "plan/flexgen/planner.py plan_flexgen": "one search, whose bounds and best belong together",
-    "sim/timeline.py Timeline.of": "a line for each field",
-}
 
-OPTIONS = "options of the command line, each by its name"
-KEYWORDS = "by keyword only, each with a default"
+def reasons_given(text: str) -> dict[int, str]:
+    """What each comment of the form ``# Long: why`` excuses, by the line below it."""
+    found = {at: _REASON.match(line) for at, line in enumerate(text.splitlines(), 2)}
+    return {at: reason[1] for at, reason in found.items() if reason}
 
-MANY_PARAMETERS = {
-    "cli/generate.py generate": OPTIONS,
-    "cli/_plan_cache.py cache": OPTIONS,
-    "cli/_plan_fleet.py fleet": OPTIONS,
-    "cli/plan.py inference": OPTIONS,
-    "cli/plan.py training": OPTIONS,
-    "cli/profile.py profile": OPTIONS,
-    "cli/tco.py tco_command": OPTIONS,
-    "integrations/transformers/scope.py offload": KEYWORDS,
-    "integrations/transformers/scope.py Offloaded.__init__": KEYWORDS,
-    "ops/adam.py adam_step": "four tensors, and the settings of torch.optim by their names there",
-    "ops/attention.py _run": "the core's arguments; callers have them as AttentionOptions",
-    "ops/attention_op.py decode_attention": "torch reads an operator's schema off its parameters",
-    "ops/optimizer.py OnePassOptimizer.__init__": KEYWORDS,
-    "profile/measure/run.py measure_machine": KEYWORDS,
-    "sim/timeline.py Timeline.of": "what a replay knows, by keyword, for its one caller",
-    "tune/step_tuner.py StepTuner.__init__": KEYWORDS,
-}
+
+def reason_needed(lines: int, parameters: int) -> str:
+    """What the comment above such a function has to excuse; empty: there is nothing."""
+    is_long, has_many = lines > MOST_FUNCTION_LINES, parameters > MOST_PARAMETERS
+    if is_long and has_many:
+        return "Long, with many parameters"
+    return "Long" if is_long else "Many parameters" if has_many else ""
+
+
+def without_reason(name: str, text: str, needed: Mapping[int, str]) -> list[str]:
+    """Functions, by the line they begin at, whose comment does not say what it has to."""
+    given = reasons_given(text)
+    return [
+        f"{name}:{at}: the line above says {given.get(at)!r}, and has to say {needed.get(at)!r}"
+        for at in sorted(needed.keys() | given.keys())
+        if needed.get(at, "") != given.get(at, "")
+    ]
 
 
 def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -75,13 +60,17 @@ def test_files_are_short() -> None:
     assert not long, "\n".join(f"{name}: {count}" for name, count in long.items())
 
 
-def test_functions_are_short_or_have_a_reason() -> None:
-    found = {}
+def test_functions_are_short_and_of_few_parameters_or_say_why_not() -> None:
+    offenders = []
     for name, tree in modules():
-        for each, function in functions(tree):
-            if lines_of(function) > MOST_FUNCTION_LINES:
-                found[f"{name} {each}"] = lines_of(function)
-    assert not (wrong := _off_the_list(found, LONG_FUNCTIONS, "lines")), wrong
+        needed = {
+            min(part.lineno for part in (function, *function.decorator_list)): reason_needed(
+                lines_of(function), len(parameters_of(function))
+            )
+            for _, function in functions(tree)
+        }
+        offenders += without_reason(name, (PACKAGE / name).read_text(), needed)
+    assert not offenders, "\n".join(offenders)
 
 
 def test_functions_of_benchmarks_are_short() -> None:
@@ -94,25 +83,15 @@ def test_functions_of_benchmarks_are_short() -> None:
     assert not offenders, "\n".join(offenders)
 
 
-def test_parameters_are_few_or_have_a_reason() -> None:
-    found = {}
-    for name, tree in modules():
-        for each, function in functions(tree):
-            if len(parameters_of(function)) > MOST_PARAMETERS:
-                found[f"{name} {each}"] = len(parameters_of(function))
-    assert not (wrong := _off_the_list(found, MANY_PARAMETERS, "parameters")), wrong
-
-
-def _off_the_list(found: Mapping[str, int], known: Collection[str], what: str) -> str:
-    """Offenders that no reason excuses, and reasons that nothing needs any more."""
-    lines = [f"{each}: {found[each]} {what}" for each in sorted(found.keys() - set(known))]
-    stale = sorted(set(known) - found.keys())
-    return "\n".join(lines + [f"{each}: short enough; take it off the list" for each in stale])
-
-
-def test_reason_that_nothing_needs_is_refused() -> None:
-    found = {"a.py long": 50, "a.py longer": 60}
-    assert _off_the_list(found, ["a.py long", "a.py longer"], "lines") == ""
-    assert _off_the_list(found, ["a.py long"], "lines") == "a.py longer: 60 lines"
-    stale = _off_the_list(found, [*found, "a.py gone"], "lines")
-    assert stale == "a.py gone: short enough; take it off the list"
+def test_reason_stands_right_above_what_needs_it_and_nowhere_else() -> None:
+    text = "# Long: a loop.\ndef long(): ...\n\n    // Many parameters: the core's.\n    void f();"
+    assert without_reason("a", text, {2: "Long", 5: "Many parameters"}) == []
+    assert without_reason("a", text, {2: "Long, with many parameters", 5: "", 9: "Long"}) == [
+        "a:2: the line above says 'Long', and has to say 'Long, with many parameters'",
+        "a:5: the line above says 'Many parameters', and has to say ''",
+        "a:9: the line above says None, and has to say 'Long'",
+    ]
+    assert without_reason("a", text, {2: "Long"}), "a reason that nothing below it needs"
+    assert without_reason("a", "# Long:\ndef long(): ...", {2: "Long"}), "nothing is said"
+    assert reason_needed(41, 9) == "Long, with many parameters"
+    assert (reason_needed(40, 9), reason_needed(41, 8)) == ("Many parameters", "Long")

@@ -144,6 +144,62 @@ def asked_by(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield handles.get(node.value.id, ""), node.attr
 
 
+CALLED_BY_NAME = {
+    "CxlOffloadingSpec": "vLLM loads it by the name in its options",
+    "RULES": "a plan loads those of its executor by the name of the room",
+    "TierStager": "it is handed out where torch has what it is of",
+    "float_state_dict": "docs/adam.md has it for checkpoints that other optimizers read",
+    "int4_from_packed": "docs/attention.md has it for caches that FlexGen packed",
+    "lost_error": "the core calls it",
+    "register": "the command line and vLLM load it by name",
+    "start_from_environment": "a process loads it as its variables ask for it",
+}
+"""Names that no import or call in the package has."""
+
+
+def asked_by_nobody(trees: list[tuple[str, ast.Module]], used_by: list[ast.Module]) -> list[str]:
+    """Functions, classes and constants that neither their module uses, nor any other imports.
+
+    Unlike :func:`unused`, this is not misled by something else of that name.
+    """
+    asked = {pair for tree in (*(tree for _, tree in trees), *used_by) for pair in asked_by(tree)}
+    found = []
+    for module, tree in trees:
+        place = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        loads = collections.Counter(
+            node.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        )
+        at_top = {id(node) for node in tree.body}
+        found += [
+            f"{module} {name}"
+            for name, node in defined(tree)
+            if id(node) in at_top
+            and not name.startswith("__")
+            and loads[name] == (calls_itself(name, node) if isinstance(node, Defined) else 0)
+            and (f"cxl_offload.{place}", name) not in asked
+        ]
+    return found
+
+
+def test_no_name_is_kept_by_another_one_that_is_spelled_alike() -> None:
+    outside = [PACKAGE.parent / room for room in ("benchmarks", "examples")]
+    others = [parse(path) for room in outside for path in room.glob("*.py")]
+    found = asked_by_nobody(list(modules()), others)
+    names = {each.split()[-1] for each in found}
+    left = [each for each in found if each.split()[-1] not in CALLED_BY_NAME]
+    assert not left, "\n".join(left)
+    assert not (stale := CALLED_BY_NAME.keys() - names), f"take off the list: {stale}"
+
+
+def test_name_that_something_else_has_too_does_not_count_as_used() -> None:
+    first = "def place(): pass\ndef kept(): return 1\nclass Own: pass\nfound = Own()"
+    second = "from cxl_offload.first import kept\nself.place()\nother.place = kept"
+    trees = [("first.py", ast.parse(first)), ("second.py", ast.parse(second))]
+    assert asked_by_nobody(trees, []) == ["first.py place", "first.py found"]
+
+
 def for_validation_alone(trees: list[tuple[str, ast.Module]]) -> list[str]:
     """Public functions and classes of the planner that nothing but the validation asks for."""
     askers = collections.defaultdict(set)

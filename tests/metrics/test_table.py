@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cxl_offload.metrics.table import METRICS, markdown_table
+from benchmarks.markdown_tables import markdown_table
+from cxl_offload.metrics.table import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,4 +36,9 @@ def test_names_of_opentelemetry_become_those_of_prometheus() -> None:
 
 def test_page_of_the_documentation_shows_the_table() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert markdown_table() in text, f"docs/metrics.md should have:\n{markdown_table()}"
+    rows = [
+        (f"`{each.prometheus_name}`", each.kind, ", ".join(each.labels) or "-", each.text)
+        for each in METRICS
+    ]
+    table = markdown_table(("metric", "type", "labels", "meaning"), rows)
+    assert table in text, f"docs/metrics.md should have:\n{table}"

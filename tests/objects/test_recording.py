@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cxl_offload.objects import record
-from cxl_offload.plan.object_policy import TierRate, object_policies
+from cxl_offload.plan.tensor_policy import TierRate, tensor_policies
 
 
 def counted(seen: object) -> dict[str, tuple[int, int]]:
@@ -80,7 +80,7 @@ def test_recorded_step_decides_what_is_interleaved() -> None:
             cache.sum()
         small.sum()
 
-    made = object_policies(seen.uses(), [TierRate("ldram", 3e11), TierRate("cxl", 1e11)])
+    made = tensor_policies(seen.uses(), [TierRate("ldram", 3e11), TierRate("cxl", 1e11)])
 
     assert [(each.name, each.policy) for each in made] == [
         ("cold", "preferred:ldram,cxl"),

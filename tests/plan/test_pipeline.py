@@ -38,15 +38,21 @@ SERVES = OwnFields(
     threads={0: 3},
     policies={"kv": "bind:cxl", "mlp": "gpu"},
     on_cpu=("mlp",),
-    kv_dtype="int4",
+    kv_dtype="float8_e5m2",
     serving=Serving(first_token_s=2.0, alone_s=1.0, per_token_s=0.5),
 )
 TRAINS = OwnFields(settings={"toy.json": "{}"}, state_dtype="bfloat16", checkpointing=True)
 
 
-@pytest.mark.parametrize(("executor", "own"), [("vllm", SERVES), ("deepspeed", TRAINS)])
-def test_plan_has_the_fields_that_only_its_executor_fills(executor: Any, own: OwnFields) -> None:
+@pytest.mark.parametrize(
+    ("runs", "executor", "own"),
+    [("inference", "vllm", SERVES), ("training", "deepspeed", TRAINS)],
+)
+def test_plan_has_the_fields_that_only_its_executor_fills(
+    runs: Any, executor: Any, own: OwnFields
+) -> None:
     class Filling(Toy):
+        kind = runs
         name = executor
 
         def own_fields(self, found: Any) -> OwnFields:

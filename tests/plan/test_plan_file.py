@@ -6,10 +6,12 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.executor_rules import ExecutorName
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan, load_plan, parse_plan, plan_text, save_plan
@@ -94,9 +96,8 @@ def test_plan_that_does_not_run_says_why(plan: Plan) -> None:
         (r"tokens_per_s: .*", "tokens_per_s: .nan", "must be a finite number, not nan"),
         (r"tokens_per_s: .*", "tokens_per_s: .inf", "must be a finite number, not inf"),
         (r"tokens_per_s: .*", "tokens_per_s: -1.0", "tokens_per_s: must be at least 0, not -1.0"),
-        (r"kv_dtype: .*", "kv_dtype: int3", "kv_dtype 'int3': it is one of float8_e4m3fn"),
-        (r"kv_dtype: .*", "kv_dtype: int4", "kv_dtype int4: flexgen takes none from a plan"),
-        (r"kind: inference", "kind: training", "kind training: flexgen does not run it"),
+        (r"kv_dtype: .*", "kv_dtype: int4", "kv_dtype 'int4': flexgen takes none"),
+        (r"kind: inference", "kind: training", "kind 'training': flexgen takes inference"),
         (r"  where: \w+", "  where: attic", "where 'attic': gpu, or one of ldram, rdram"),
         (r"on_cpu: .*", "on_cpu: [foo]", "on_cpu 'foo': it is a kind that has a policy"),
     ],
@@ -107,6 +108,34 @@ def test_plan_that_cannot_be_is_refused_when_it_is_read(
     text = re.sub(rf"^{old}$", new, plan_text(plan), count=1, flags=re.MULTILINE)
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse_plan(text, file="plan.yaml")
+
+
+@pytest.mark.parametrize(
+    ("executor", "fields", "takes"),
+    [
+        ("transformers", {"kv_dtype": "int3"}, "float8_e4m3fn or float8_e5m2 or int4"),
+        ("vllm", {"kv_dtype": "int4"}, "float8_e4m3fn or float8_e5m2"),
+        ("vllm", {"state_dtype": "uint8"}, "none"),
+        ("transformers", {"checkpointing": True}, "none"),
+        ("deepspeed", {"kind": "training", "kv_dtype": "int4"}, "none"),
+        ("deepspeed", {"kind": "training", "state_dtype": "int4"}, "bfloat16 or uint8"),
+        ("deepspeed", {}, "training"),
+    ],
+)
+def test_plan_says_for_each_executor_only_what_its_room_allows(
+    plan: Plan, executor: ExecutorName, fields: dict[str, Any], takes: str
+) -> None:
+    *_, name = fields if fields else ("kind",)
+    said = fields.get(name, plan.kind)
+    with pytest.raises(ValueError, match=re.escape(f"{name} {said!r}: {executor} takes {takes}")):
+        replace(plan, executor=executor, **fields)
+
+
+def test_plan_says_what_the_room_of_its_executor_allows(plan: Plan) -> None:
+    kept = replace(plan, executor="vllm", kv_dtype="float8_e5m2")
+    assert parse_plan(plan_text(kept), file="plan.yaml") == kept
+    training = replace(plan, executor="deepspeed", kind="training", checkpointing=True)
+    assert parse_plan(plan_text(training), file="plan.yaml") == training
 
 
 @pytest.mark.parametrize("threads", [{0: 0}, {9: -5}, {0: 10**9}])

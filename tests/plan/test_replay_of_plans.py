@@ -20,7 +20,7 @@ from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.replay_check import ReplayCheck, simulated_seconds
 from cxl_offload.plan.training.job import TrainingJob, host_kinds
-from cxl_offload.plan.training.placement import TrainingStep, place
+from cxl_offload.plan.training.placement import TrainingStep
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.plan.training.trace import (
     equation_phases,
@@ -32,6 +32,8 @@ from cxl_offload.plan.vllm.layers import layer_bytes
 from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
 from cxl_offload.sim import Engines, Trace
 from cxl_offload.topology import Machine, load_machine
+
+from .training.placed import place
 
 TRAINING = TrainingRequest(
     model=load_model("opt-1.3b"),

@@ -16,26 +16,16 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cxl_offload.integrations.deepspeed.attached import AttachedEngine
-    from cxl_offload.integrations.deepspeed.kinds import KINDS, KindPolicies, kind_policies
-    from cxl_offload.integrations.deepspeed.report import KindRow
+    from cxl_offload.integrations.deepspeed.attached import AttachedEngine as AttachedEngine
+    from cxl_offload.integrations.deepspeed.kinds import KINDS as KINDS
+    from cxl_offload.integrations.deepspeed.kinds import KindPolicies as KindPolicies
+    from cxl_offload.integrations.deepspeed.kinds import kind_policies as kind_policies
+    from cxl_offload.integrations.deepspeed.report import KindRow as KindRow
+    from cxl_offload.integrations.deepspeed.scope import Placed as Placed
+    from cxl_offload.integrations.deepspeed.scope import attach as attach
+    from cxl_offload.integrations.deepspeed.scope import placing as placing
     from cxl_offload.integrations.deepspeed.scope import (
-        Placed,
-        attach,
-        placing,
-        start_from_environment,
+        start_from_environment as start_from_environment,
     )
-
-__all__ = [
-    "KINDS",
-    "AttachedEngine",
-    "KindPolicies",
-    "KindRow",
-    "Placed",
-    "attach",
-    "kind_policies",
-    "placing",
-    "start_from_environment",
-]
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -131,6 +131,7 @@ def installed() -> Capture:
     return capture
 
 
+# Long: one class, whose base is known late.
 def _tiered(accelerator: Any, capture: Capture) -> Any:
     base: Any = type(accelerator)
 

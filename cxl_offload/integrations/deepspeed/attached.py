@@ -174,7 +174,7 @@ class AttachedEngine:
         for kind in KINDS:
             own = [each.tensor for each in found if each.kind == kind]
             spans = [
-                (_span(value), self.store.owns(value))
+                ((value.data_ptr(), value.nbytes), self.store.owns(value))
                 for value in own
                 if value.device.type == "cpu"
             ]
@@ -264,10 +264,6 @@ class AttachedEngine:
         zero = self._zero()
         if zero is not None and self._capture.owners.get(zero) is self.store:
             del self._capture.owners[zero]
-
-
-def _span(value: torch.Tensor) -> tuple[int, int]:
-    return value.data_ptr(), value.nbytes
 
 
 def _states_of(inner: torch.optim.Optimizer, param: Any) -> Iterator[HostObject]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cxl_offload.memory import NOT_FAULTED_IN
+from cxl_offload.memory.placement import nodes_in_words
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
 
@@ -44,26 +44,17 @@ class KindRow:
 
     def to_json(self, machine: Machine) -> dict[str, Any]:
         """Plain data, by the names that other reports have; a part that is not placed says so."""
-        tiers: dict[str, int] = {}
-        for node, nbytes in self.granted.items():
-            tier = machine.tier_of(node)
-            if tier is not None:
-                tiers[tier.name] = tiers.get(tier.name, 0) + nbytes
         return {
             "kind": self.kind,
             "policy": self.requested or "not placed",
             "requested_bytes": self.nbytes,
             "granted_bytes_per_node": {str(node): n for node, n in self.granted.items()},
-            "granted_bytes_per_tier": tiers,
+            "granted_bytes_per_tier": machine.bytes_per_tier(self.granted),
         }
 
     def cells(self) -> tuple[str, ...]:
         """What the table shows."""
-        parts = []
-        for node, nbytes in sorted(self.granted.items()):
-            where = "not faulted in" if node == NOT_FAULTED_IN else f"node {node}"
-            parts.append(f"{where}: {format_bytes(nbytes)}")
-        granted = ", ".join(parts)
+        granted = ", ".join(nodes_in_words(self.granted))
         if self.simulated and granted:
             granted += " (simulated)"
         requested = self.requested or "NOT PLACED"

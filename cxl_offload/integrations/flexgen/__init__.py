@@ -14,29 +14,18 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cxl_offload.integrations.fit import TierLimit
-    from cxl_offload.integrations.flexgen.loaded_model import LoadedModel, run
-    from cxl_offload.integrations.flexgen.places import FlexGenKind, parse_place
-    from cxl_offload.integrations.flexgen.report import BYPASSES, FlexGenReport
-    from cxl_offload.integrations.flexgen.request import FlexGenRun
-    from cxl_offload.integrations.flexgen.seeded import DEMO_SHAPE, OptShape, make_opt
-    from cxl_offload.integrations.flexgen.shares import ShareRow
-    from cxl_offload.integrations.named_tiers import parse_tier
-
-__all__ = [
-    "BYPASSES",
-    "DEMO_SHAPE",
-    "FlexGenKind",
-    "FlexGenReport",
-    "FlexGenRun",
-    "LoadedModel",
-    "OptShape",
-    "ShareRow",
-    "TierLimit",
-    "make_opt",
-    "parse_place",
-    "parse_tier",
-    "run",
-]
+    from cxl_offload.integrations.fit import TierLimit as TierLimit
+    from cxl_offload.integrations.flexgen.loaded_model import LoadedModel as LoadedModel
+    from cxl_offload.integrations.flexgen.loaded_model import run as run
+    from cxl_offload.integrations.flexgen.places import FlexGenKind as FlexGenKind
+    from cxl_offload.integrations.flexgen.places import parse_place as parse_place
+    from cxl_offload.integrations.flexgen.report import BYPASSES as BYPASSES
+    from cxl_offload.integrations.flexgen.report import FlexGenReport as FlexGenReport
+    from cxl_offload.integrations.flexgen.request import FlexGenRun as FlexGenRun
+    from cxl_offload.integrations.flexgen.seeded import DEMO_SHAPE as DEMO_SHAPE
+    from cxl_offload.integrations.flexgen.seeded import OptShape as OptShape
+    from cxl_offload.integrations.flexgen.seeded import make_opt as make_opt
+    from cxl_offload.integrations.flexgen.shares import ShareRow as ShareRow
+    from cxl_offload.integrations.named_tiers import parse_tier as parse_tier
 
 __getattr__, __dir__ = lazy_names(__name__)

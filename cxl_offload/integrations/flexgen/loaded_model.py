@@ -170,6 +170,7 @@ class LoadedModel:
             forget_locals(error)
         self._open.close()
 
+    # Long: what is opened one after the other and closed in the reverse order.
     def _load(self) -> None:
         request, layout, config = self.request, self.layout, self.source.config
         scratch = self._open.enter_context(scratch_folder(request.offload_dir))

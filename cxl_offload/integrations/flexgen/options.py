@@ -34,6 +34,7 @@ class _OneLineParser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
+# Long: a line for each option of the command line and field of the request.
 def build_parser(prog: str) -> argparse.ArgumentParser:
     """FlexGen's parser with our flags, and help of its own where a flag means something else."""
     parser = _OneLineParser(

@@ -15,28 +15,18 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cxl_offload.integrations.transformers.attention import AttentionCalls
-    from cxl_offload.integrations.transformers.generation import GenerateReport, GenerateRun, run
-    from cxl_offload.integrations.transformers.loading import load
-    from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
-    from cxl_offload.integrations.transformers.ranked import Divided, RankPart, session_of
-    from cxl_offload.integrations.transformers.run_checks import RunTuning
-    from cxl_offload.integrations.transformers.scope import Offloaded, offload
-
-__all__ = [
-    "AttentionCalls",
-    "Divided",
-    "GenerateReport",
-    "GenerateRun",
-    "KeptPrefixes",
-    "Offloaded",
-    "PrefixCounts",
-    "RankPart",
-    "RunTuning",
-    "load",
-    "offload",
-    "run",
-    "session_of",
-]
+    from cxl_offload.integrations.transformers.attention import AttentionCalls as AttentionCalls
+    from cxl_offload.integrations.transformers.generation import GenerateReport as GenerateReport
+    from cxl_offload.integrations.transformers.generation import GenerateRun as GenerateRun
+    from cxl_offload.integrations.transformers.generation import run as run
+    from cxl_offload.integrations.transformers.loading import load as load
+    from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes as KeptPrefixes
+    from cxl_offload.integrations.transformers.prefix_options import PrefixCounts as PrefixCounts
+    from cxl_offload.integrations.transformers.ranked import Divided as Divided
+    from cxl_offload.integrations.transformers.ranked import RankPart as RankPart
+    from cxl_offload.integrations.transformers.ranked import session_of as session_of
+    from cxl_offload.integrations.transformers.run_checks import RunTuning as RunTuning
+    from cxl_offload.integrations.transformers.scope import Offloaded as Offloaded
+    from cxl_offload.integrations.transformers.scope import offload as offload
 
 __getattr__, __dir__ = lazy_names(__name__)

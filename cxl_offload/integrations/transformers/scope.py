@@ -66,6 +66,7 @@ _PREPARE = "_prepare_cache_for_generation"
 _log = logging.getLogger(__name__)
 
 
+# Long, with many parameters: by keyword only, each with a default; a line for each.
 @renamed_keywords(hot_expert_bytes="near_expert_bytes", hot_kv_bytes="near_kv_bytes")
 def offload(
     model: PreTrainedModel,
@@ -104,8 +105,7 @@ def offload(
         A plan for transformers (``cxl-offload plan inference --executor transformers``), its file,
         or kind of tensor to policy. Kinds are ``kv``, ``activations``, ``attention``, ``mlp``,
         ``experts``, ``norm``, ``embedding``, ``head``, ``other``, and ``weights`` for all of
-        weights that are not named.
-        What is missing stays where it is.
+        weights that are not named. What is missing stays where it is.
     kv_dtype
         ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``: keys and values are kept as these, in half
         the room, and decoding attends to them as they are. ``"int4"``: as 4-bit codes in groups of
@@ -239,6 +239,7 @@ class Offloaded:
         have a tier; None without.
     """
 
+    # Many parameters: by keyword only, each with a default.
     def __init__(
         self,
         model: PreTrainedModel,
@@ -253,14 +254,13 @@ class Offloaded:
         device: ModelDevice | None = None,
         threads: Mapping[int, int] | None = None,
     ) -> None:
-        linear_rows = rows_of_linear_layers(linear_rows, store)
+        self.linear_rows = rows_of_linear_layers(linear_rows, store)
         refuse_copies(store, tuning)
         if few_queries < 1:
             raise ConfigError(f"few_queries {few_queries}: at least 1")
         check_rows(rows_at_once, store, model, streamed=device is not None)
         self.model = model
         self.rows_at_once = rows_at_once
-        self.linear_rows = linear_rows
         self.store = store
         self._attention = BlockAttention(few_queries, threads)
         self.tuned: TunedModel | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,6 @@ from cxl_offload.tensor_bytes import held_tensors
 _loaded_by: MutableMapping[torch.Tensor, tuple[Part, ...]] = WeakIdKeyDictionary()
 """Weights that were loaded to their place, to its policies: they need no moving there."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_log = logging.getLogger(__name__)
 
 
 class ModelStore(TierStore):
@@ -144,16 +142,13 @@ def placed(
 
 def refuse_numbers(store: TierStore, kind: str, name: str, weight: torch.Tensor) -> None:
     """Experts have numbers only in a process that has all of a stack."""
-    sharded = any(isinstance(each, Shard) and not each.dim for each in _placements(weight))
+    placements = getattr(weight, "placements", ())
+    sharded = any(isinstance(each, Shard) and not each.dim for each in placements)
     if sharded and weight.dim() == 3 and len(store.parts[kind]) > 1:
         raise ConfigError(
             f"kind {EXPERTS}{store.parts[kind][1].name}: the experts of {name} are divided among "
             "ranks; give a policy of experts for all"
         )
-
-
-def _placements(weight: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(getattr(weight, "placements", ()))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -42,7 +42,6 @@ class KeptChunks:
     def __init__(self, store: KeptStore) -> None:
         self._store = store
         self.address, self.nbytes = store.address, store.layout.slots * store.layout.block_bytes
-        self._block_bytes = store.layout.block_bytes
         self._digests = {entry.slot: entry.digest for entry in store.entries}
 
     @property

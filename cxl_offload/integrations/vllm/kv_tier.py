@@ -181,7 +181,8 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         # What finds no room in the queue or the tier is the end of a prefix, never its beginning.
         wanted = keys[: 0 if self._is_gone else max(0, min(room, self.slots))]
         rest = keys[len(wanted) :]
-        self.books.tier_counts.add("refused", sum(not self._holds(key) for key in rest))
+        missed = sum(self.books.lookup(key, None) is LookupResult.MISS for key in rest)
+        self.books.tier_counts.add("refused", missed)
         context = self._context(job.req_context)
         stored = self.books.prepare_store(wanted, context) if wanted else None
         if stored is None or not stored.keys_to_store:
@@ -311,9 +312,6 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         """A request's state for our books: vLLM's books of the hot tier use the same slot."""
         found = self._contexts.get(req_context.req_id)
         return ReqContext(req_context.req_id) if found is None else found
-
-    def _holds(self, key: OffloadKey) -> bool:
-        return self.books.lookup(key, None) is not LookupResult.MISS
 
     def _submit(
         self, job_id: int, job: _Job, targets: NDArray[np.uint64], sources: NDArray[np.uint64]

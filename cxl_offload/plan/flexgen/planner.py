@@ -114,6 +114,7 @@ def _kept(stripes: list[Ratios | Stripe | None], wanted: str) -> list[Ratios | S
     return [each for each in stripes if (each is not None) == (wanted == "always")]
 
 
+# Long: one search, whose bounds and best belong together.
 def plan_flexgen(
     job: FlexGenJob,
     hardware: Hardware,

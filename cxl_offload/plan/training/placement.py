@@ -26,6 +26,7 @@ from cxl_offload.plan.training.zero_offload import (
     optimizer_seconds,
     step_times,
 )
+from cxl_offload.renamed import old_names
 
 GRID = 8
 """Sum of the interleave weights of a kind."""
@@ -173,22 +174,13 @@ def least_step_s(step: TrainingStep, hardware: Hardware) -> float:
     return estimate(step, replace(hardware, nodes=(ideal,)), weights).step_s
 
 
-def place(
-    step: TrainingStep, hardware: Hardware, *, grid: int = GRID, most_s: float = math.inf
-) -> tuple[Weights, StepEstimate] | None:
-    """The placement with the shortest step, or None where the host has no room.
-
-    Of placements that are equally fast the one nearest to the front of the hardware's nodes. None
-    also where it is sure to take longer than ``most_s``.
-    """
-    found = fastest(step, hardware, grid=grid, most_s=most_s)
-    return None if found is None else nearest(step, hardware, *found, grid=grid)
-
-
 def fastest(
     step: TrainingStep, hardware: Hardware, *, grid: int = GRID, most_s: float = math.inf
 ) -> tuple[Weights, StepEstimate] | None:
-    """As :func:`place`, but any of the placements that are equally fast."""
+    """A placement with the shortest step, of several any; None where the host has no room.
+
+    None also where it is sure to take longer than ``most_s``.
+    """
     if least_step_s(step, hardware) > most_s * (1 + _ROUNDING):
         return None
     best = _solve(step, hardware, grid, None)
@@ -376,3 +368,6 @@ class _StepProgram:
 def _reduced(weights: list[int]) -> tuple[int, ...]:
     common = math.gcd(*weights)
     return tuple(weight // common for weight in weights)
+
+
+__getattr__ = old_names(__name__)

@@ -54,7 +54,7 @@ class ComparedTypes(NamedTuple):
     def notes(self) -> list[str]:
         """What each would have given, which was taken, and what that means."""
         taken = self.chosen()
-        said = ", ".join(f"{_called(name)} {self._of(name)}" for name in WIDEST_FIRST)
+        said = ", ".join(f"{name or 'float32'} {self._of(name)}" for name in WIDEST_FIRST)
         return [f"states compared by the step: {said}; {self._why(taken)}", _NUMERICS]
 
     def _of(self, name: str) -> str:
@@ -72,7 +72,3 @@ class ComparedTypes(NamedTuple):
         if self.step_s[FLOAT32] is None:
             return f"{taken} is taken, as float32 does not fit"
         return f"{taken} is taken, as it brings more than {margin}"
-
-
-def _called(name: str) -> str:
-    return name or "float32"

@@ -77,11 +77,11 @@ class Homes:
         return next((name for name, kinds in classes.items() if kind in kinds), kind)
 
 
-def whole_parts(shares: Sequence[float], total: int = _PERCENTS) -> tuple[int, ...]:
-    """Whole parts of ``total`` nearest to shares, by largest remainders; percents by default."""
-    floors = [int(total * share + 1e-9) for share in shares]
-    order = sorted(range(len(shares)), key=lambda at: floors[at] - total * shares[at])
-    for at in order[: total - sum(floors)]:
+def whole_parts(shares: Sequence[float]) -> tuple[int, ...]:
+    """Whole percents nearest to shares, by largest remainders."""
+    floors = [int(_PERCENTS * share + 1e-9) for share in shares]
+    order = sorted(range(len(shares)), key=lambda at: floors[at] - _PERCENTS * shares[at])
+    for at in order[: _PERCENTS - sum(floors)]:
         floors[at] += 1
     return tuple(floors)
 

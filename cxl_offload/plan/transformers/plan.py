@@ -150,10 +150,7 @@ class Transformers(DecodingExecutor[BestHomes]):
 
     def hardware(self) -> Hardware:
         """The hardware without the drive."""
-        return self._of_sockets(self._sockets)
-
-    def _of_sockets(self, sockets: int) -> Hardware:
-        return self._request.hardware(needs_gpu=False, sockets=sockets).without(NVME)
+        return self._request.hardware(needs_gpu=False, sockets=self._sockets).without(NVME)
 
     def search(
         self, hardware: Hardware, *, like: Candidate[BestHomes] | None = None

@@ -174,6 +174,7 @@ class Measurement:
         return found
 
 
+# Many parameters: by keyword only, each with a default.
 def measure_machine(
     session: Allocator,
     *,

@@ -264,7 +264,8 @@ class OperatorProfile:
 def _wrong_points(operators: OperatorProfile) -> str:
     """What the points lack of what is read between them; empty where nothing is."""
     every = [point for name in _POINTS for point in getattr(operators, name)]
-    if any(isinstance(value, int) and value < 1 for each in every for value in _values(each)):
+    values = [getattr(each, field.name) for each in every for field in fields(each)]
+    if any(isinstance(value, int) and value < 1 for value in values):
         return "rows, sizes and operations are 1 or more"
     for name, outer, inner in _GRIDS:
         points = [(getattr(each, outer), getattr(each, inner)) for each in getattr(operators, name)]
@@ -309,10 +310,6 @@ _GRIDS = (
     ("layers", "hidden", "rows"),
     ("products", "weight_bytes", "rows"),
 )
-
-
-def _values(point: object) -> list[object]:
-    return [getattr(point, field.name) for field in fields(point)]  # type: ignore[arg-type]
 
 
 def _by_first(points: Sequence[tuple[Any, int]]) -> dict[Any, list[int]]:

@@ -261,7 +261,8 @@ SOME_EXPERTS = {"experts": "bind:2", "experts:0,2-3": "bind:1", "kv": "bind:0"}
 def nodes_by_expert(model: torch.nn.Module, session: Session) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for part in expert_parts(model):
-        found.setdefault(part.expert, set()).update(session.bytes_per_node(*part.span))
+        span = part.weight.data_ptr(), part.weight.nbytes
+        found.setdefault(part.expert, set()).update(session.bytes_per_node(*span))
     return found
 
 

@@ -28,13 +28,14 @@ from cxl_offload.plan.training.job import (
     gpu_bytes,
     host_kinds,
 )
-from cxl_offload.plan.training.placement import TrainingStep, estimate, least_step_s, place
+from cxl_offload.plan.training.placement import TrainingStep, estimate, least_step_s
 from cxl_offload.plan.training.plan import DeepSpeed, TrainingRequest, plan_training
 from cxl_offload.plan.training.ranks import Ranks
 from cxl_offload.plan.training.trace import planned_work
 from cxl_offload.sim import training_trace
 from cxl_offload.topology import load_machine
 
+from .placed import place
 from .test_plan import best_by_hand, random_step
 
 MACHINE = "epyc9354-cxl-a"

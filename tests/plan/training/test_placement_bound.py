@@ -10,10 +10,12 @@ import pytest
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.training import placement, search
-from cxl_offload.plan.training.placement import TrainingStep, fastest, least_step_s, place
+from cxl_offload.plan.training.placement import TrainingStep, fastest, least_step_s
 from cxl_offload.plan.training.plan import DeepSpeed
 from cxl_offload.plan.training.request import TrainingRequest
 from cxl_offload.topology import load_machine
+
+from .placed import place
 
 
 def deepspeed() -> DeepSpeed:

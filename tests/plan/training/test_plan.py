@@ -20,7 +20,7 @@ from cxl_offload.plan.hardware import Hardware, HostNode
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan, parse_plan, plan_text
 from cxl_offload.plan.training.job import Stage, TrainingJob, gpu_bytes, host_kinds
-from cxl_offload.plan.training.placement import TrainingStep, estimate, place
+from cxl_offload.plan.training.placement import TrainingStep, estimate
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.profile.curves import Estimate
 from cxl_offload.profile.operators.model import (
@@ -30,6 +30,8 @@ from cxl_offload.profile.operators.model import (
     OperatorProfile,
 )
 from cxl_offload.topology import load_machine
+
+from .placed import place
 
 GIB = 1 << 30
 
