@@ -88,11 +88,13 @@ class MeasuredLinear:
         has, which take one caller at a time.
     model_bytes
         Of all weights; 0: as many as the calls have shown.
+    chosen
+        What an earlier one chose for the same ways, threads and memory. It is gone on with.
 
     Attributes
     ----------
     chosen
-        Name of the way by :data:`Key`.
+        Name of the way by :data:`LinearKey`.
     """
 
     def __init__(
@@ -100,8 +102,9 @@ class MeasuredLinear:
         types: Collection[torch.dtype] = HALF_PRECISION,
         ways: Mapping[str, LinearWay] | None = None,
         model_bytes: int = 0,
+        chosen: dict[LinearKey, str] | None = None,
     ) -> None:
-        self.chosen: dict[LinearKey, str] = {}
+        self.chosen: dict[LinearKey, str] = {} if chosen is None else chosen
         self._read_bytes = 0  # of weights, by all calls
         self._model_bytes = model_bytes
         self._seen_bytes = 0  # of different weights
@@ -175,7 +178,7 @@ class MeasuredLinear:
     @property
     def is_trying(self) -> bool:
         """Whether the way of a shape that was asked for is not chosen yet."""
-        return len(self.chosen) < len(self._taken)
+        return any(key not in self.chosen for key in self._taken)
 
     def _tried(
         self,

@@ -6,6 +6,7 @@ import contextlib
 import types
 from collections.abc import Callable
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from cxl_offload.ops.measured_linear import (
     ALL_TYPES,
     KERNEL,
     TORCH,
+    LinearKey,
     LinearWay,
     MeasuredLinear,
     kernel_ways,
@@ -88,8 +90,26 @@ def rows_by(cpu_linear: str, accelerator: str | None) -> Fastest | None:
     return "fastest"
 
 
+_choices: WeakKeyDictionary[nn.Module, dict[str, dict[LinearKey, str]]] = WeakKeyDictionary()
+"""Of the blocks of a model until now, by where its weights lie and how many threads there are."""
+
+
+def choices_of(model: nn.Module, store: TierStore) -> dict[LinearKey, str]:
+    """Which way earlier blocks found fastest for the layers of a model whose weights lay the same.
+
+    The block that asks adds to them, so only the first of several has to try all ways.
+    """
+    policies = {kind: [str(part.policy) for part in parts] for kind, parts in store.parts.items()}
+    where = f"{torch.get_num_threads()} threads, {sorted(policies.items())}"
+    return _choices.setdefault(model, {}).setdefault(where, {})
+
+
 def take_linear_layers(
-    model: nn.Module, rows: int | Fastest, block: BlockAttention, stack: contextlib.ExitStack
+    model: nn.Module,
+    rows: int | Fastest,
+    block: BlockAttention,
+    store: TierStore,
+    stack: contextlib.ExitStack,
 ) -> int:
     """Let the kernel compute layers of up to so many rows; the others stay torch's.
 
@@ -116,7 +136,8 @@ def take_linear_layers(
             TORCH: functional.linear,
         }
         read = sum(layer.weight.nbytes for layer in layers)
-        measured = MeasuredLinear(ALL_TYPES, ways, model_bytes=read)
+        chosen = choices_of(model, store)
+        measured = MeasuredLinear(ALL_TYPES, ways, model_bytes=read, chosen=chosen)
     most = COPIED_ROWS if rows == "fastest" else rows
     for layer in layers:
         forward = _forward(most, block, measured)

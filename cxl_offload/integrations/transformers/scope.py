@@ -301,7 +301,7 @@ class Offloaded:
                 )
             self._before_every_step(stack, ThreadsOfAStep(self._attention))
             if self.linear_rows:
-                take_linear_layers(self.model, self.linear_rows, self._attention, stack)
+                take_linear_layers(self.model, self.linear_rows, self._attention, self.store, stack)
             if self.rows_at_once is not None:
                 states = self.streamed_states
                 take_layers(self.model, self.rows_at_once, self._kv, stack, states)

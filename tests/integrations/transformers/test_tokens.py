@@ -193,6 +193,13 @@ def test_fastest_linear_layers_are_those_that_the_first_call_found(
     assert torch.equal(tokens, stock)
     assert len(shapes) <= hopeful.call_count <= 3 * len(shapes)  # prompt, decoding, the last token
     assert (kernel.call_count >= 8 * len(layers)) == (way == "kernel")
+    tried = hopeful.call_count
+    with offload(model, CXL, linear_rows="fastest", session=session):
+        assert torch.equal(generate(model), stock)
+    assert hopeful.call_count == tried, "a second block of the model knows what the first found"
+    with offload(model, {**CXL, "weights": "bind:1"}, linear_rows="fastest", session=session):
+        generate(model)
+    assert hopeful.call_count == 2 * tried, "weights that lie elsewhere may be read another way"
 
 
 @pytest.mark.parametrize("linear_rows", [4, "fastest"])
