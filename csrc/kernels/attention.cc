@@ -1,6 +1,7 @@
 #include "kernels/attention.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -13,12 +14,24 @@
 #include "kernels/attention_queues.h"
 #include "kernels/attention_rows.h"
 #include "kernels/attention_work.h"
+#include "kernels/measured_choice.h"
 
 namespace cxl_offload::kernels {
 namespace {
 
 constexpr size_t kFewestAhead = 4;
 constexpr size_t kAheadBytes = 8192;
+constexpr size_t kLeastTriedBytes = size_t{64} << 20;
+
+// Whether to prefetch into the second cache (0) or into the nearest one (1). An EPYC read up to 9 %
+// faster by the second way, a Xeon by the first.
+using NearChoice = MeasuredChoice<2>;
+
+NearChoice& near_choice_of(Dtype dtype) {
+  static std::array<NearChoice, static_cast<size_t>(Dtype::kUint8) + 1> choices;
+  return choices[static_cast<size_t>(dtype)];
+}
+
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 AttentionPass find_pass(Dtype dtype, Isa isa) {
@@ -76,7 +89,8 @@ class Run {
         group_(static_cast<size_t>(heads_ / kv_heads_)),
         dim_(static_cast<size_t>(attention.q.shape[2])),
         padded_(padded_dim(attention)),
-        codes_(attention.k.dtype == Dtype::kUint8) {
+        codes_(attention.k.dtype == Dtype::kUint8),
+        near_choice_(near_choice_of(attention.k.dtype)) {
     find_places(isa_lanes(isa));
     sums_ = std::make_unique_for_overwrite<float[]>(work_.queries * padded_);
     most_.assign(work_.queries, kLowest);
@@ -196,7 +210,11 @@ class Run {
     rows.ahead = std::clamp(kAheadBytes / row, kFewestAhead, kAttentionAhead);
     RowBlocks blocks(a_, rows_of(unit), rows);
     if (next != nullptr) blocks.follow_with(rows_of(*next));
-    for (state.first = true; blocks.next(); state.first = false) pass_(rows, state);
+    const auto count = static_cast<size_t>((unit.end - unit.begin) * unit.heads);
+    near_choice_.run(count, least_tried(), [&](size_t way) {
+      rows.nearest = way == 1;
+      for (state.first = true; blocks.next(); state.first = false) pass_(rows, state);
+    });
     // The thread that is last joins the parts. It joins them in their order, so the result is the
     // same whichever thread is last.
     if (work_.parts[unit.part].left.fetch_sub(1, std::memory_order_acq_rel) == 1) merge(unit.part);
@@ -214,6 +232,13 @@ class Run {
     state.divided = divided_.data() + slot * divided_each();
     state.whole = whole_.data() + slot * whole_each();
     state.staged = reinterpret_cast<std::byte*>(staged_.data() + slot * staged_each());
+  }
+
+  // How many rows a unit has at least by which the cache to prefetch into is chosen. Caches of keys
+  // and values that lie in the processor's own say nothing of the memory.
+  size_t least_tried() const {
+    const bool is_small = a_.k.bytes() + a_.v.bytes() < kLeastTriedBytes;
+    return codes_ || is_small ? std::numeric_limits<size_t>::max() : kFewestRows;
   }
 
   RowSource rows_of(const Unit& unit) const {
@@ -294,7 +319,8 @@ class Run {
   const size_t group_;
   const size_t dim_;
   const size_t padded_;
-  const bool codes_;                // whether caches are codes
+  const bool codes_;  // whether caches are codes
+  NearChoice& near_choice_;
   std::vector<size_t> places_;      // where the numbers of a head are in a query
   std::vector<size_t> sum_places_;  // where they are in the sums
   std::vector<float> q_;

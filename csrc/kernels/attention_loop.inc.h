@@ -18,21 +18,29 @@ inline void prefetch_row(const std::byte* row, size_t bytes) {
 struct SoonRows {
   const std::byte* row(size_t i, size_t head) const { return rows[i] + head * step; }
 
+  // Prefetches bytes of a row.
+  CXL_OFFLOAD_VECTOR void prefetch(size_t i, size_t head, size_t begin, size_t bytes) const {
+    const std::byte* first = row(i, head) + begin;
+    if (!nearest) return prefetch_row(first, bytes);
+    for (size_t at = 0; at < bytes; at += kLineBytes) __builtin_prefetch(first + at, 0, 3);
+  }
+
   const std::byte* const* rows;
-  size_t step;  // bytes from one head to the next
+  size_t step;   // bytes from one head to the next
+  bool nearest;  // as AttentionRows
 };
 
 // Return the rows to prefetch while `count` rows from row `first` on are read. The rows of V in a
 // block follow its rows of K, and the next block's rows of K follow those.
 inline SoonRows soon_after_k(const AttentionRows& rows, size_t first, size_t count) {
   const size_t at = first + rows.ahead;
-  if (at + count <= rows.count) return {rows.k + at, rows.k_step};
-  return {rows.v + (std::max(at, rows.count) - rows.count), rows.v_step};
+  if (at + count <= rows.count) return {rows.k + at, rows.k_step, rows.nearest};
+  return {rows.v + (std::max(at, rows.count) - rows.count), rows.v_step, rows.nearest};
 }
 inline SoonRows soon_after_v(const AttentionRows& rows, size_t first, size_t count) {
   const size_t at = first + rows.ahead;
-  if (at + count <= rows.count) return {rows.v + at, rows.v_step};
-  return {rows.k + std::max(at, rows.count), rows.k_step};
+  if (at + count <= rows.count) return {rows.v + at, rows.v_step, rows.nearest};
+  return {rows.k + std::max(at, rows.count), rows.k_step, rows.nearest};
 }
 
 // How many queries of a head use a row that has become float. Their sums have to fit the registers.
@@ -158,7 +166,7 @@ template <class T, size_t N>
 inline void score_rows(const AttentionRows& rows, const AttentionState& state, size_t first) {
   const SoonRows soon = soon_after_k(rows, first, N);
   for (size_t head = 0; head < state.kv_heads; ++head) {
-    for (size_t i = 0; i < N; ++i) prefetch_row(soon.row(i, head), state.dim * sizeof(T));
+    for (size_t i = 0; i < N; ++i) soon.prefetch(i, head, 0, state.dim * sizeof(T));
     for_rows<T, N>(rows.k + first, N, head, rows.k_step, state.dim,
                    [&]<class R>(const R* const* row) __attribute__((always_inline)) {
                      score_head_rows<R, N>(row, state, head, first);
@@ -259,7 +267,7 @@ inline void add_part(const ValueRows<T>& rows, const Sums& to, size_t at) {
     Vector part[C];
     load_part<T, C>(rows.row[i] + at, part);
     if (to.prefetch) {
-      prefetch_row(rows.soon.row(i, rows.head) + at * sizeof(T), C * Vector::kLanes * sizeof(T));
+      rows.soon.prefetch(i, rows.head, at * sizeof(T), C * Vector::kLanes * sizeof(T));
     }
 #pragma GCC unroll 4
     for (size_t j = 0; j < Q; ++j) {

@@ -104,6 +104,8 @@ struct AttentionRows {
   bool k_in_line = false;
   bool v_in_line = false;
   size_t ahead = 0;  // how many rows ahead of its use a row is prefetched
+  // Whether rows of numbers are prefetched into the nearest cache, not into the second one.
+  bool nearest = false;
   size_t count = 0;  // at most a block; kAttentionAhead more are valid addresses
 };
 

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "check.h"
-#include "kernels/prefetch_choice.h"
 #include "kernels/work_queues.h"
 
 namespace cxl_offload::kernels {
@@ -70,43 +69,6 @@ TEST(the_next_item_is_the_one_that_the_thread_visits_next) {
   }
   threads.clear();
   CHECK_EQ(wrong.load(), 0);
-}
-
-// Runs trials in which distance `which` takes so many seconds, until a choice is made.
-size_t chosen_of(const std::vector<float>& seconds) {
-  PrefetchChoice choice;
-  for (int trial = 0; choice.is_open() && trial < 10000; ++trial) {
-    const size_t which = choice.next();
-    // A few trials are disturbed by something else.
-    choice.note(which, trial % 11 == 0 ? 100 : seconds.at(which));
-  }
-  CHECK(!choice.is_open());
-  const size_t found = choice.next();
-  for (size_t which = 0; which < seconds.size(); ++which) choice.note(which, 0);
-  CHECK_EQ(choice.next(), found);  // it stays
-  return found;
-}
-
-TEST(a_prefetch_distance_is_chosen_for_being_clearly_faster) {
-  CHECK_EQ(chosen_of({1, 1, 1}), size_t{0});
-  CHECK_EQ(chosen_of({1, 0.99f, 1.2f}), size_t{0});
-  CHECK_EQ(chosen_of({1, 0.9f, 1}), size_t{1});
-  CHECK_EQ(chosen_of({1, 0.9f, 0.8f}), size_t{2});
-}
-
-TEST(a_prefetch_distance_is_chosen_while_threads_note_at_once) {
-  PrefetchChoice choice;
-  std::vector<std::jthread> threads;
-  for (int thread = 0; thread < 4; ++thread) {
-    threads.emplace_back([&] {
-      while (choice.is_open()) {
-        const size_t which = choice.next();
-        choice.note(which, which == 2 ? 1 : 2);
-      }
-    });
-  }
-  threads.clear();
-  CHECK_EQ(choice.next(), size_t{2});
 }
 
 }  // namespace
