@@ -127,13 +127,28 @@ def begin_with_the_longest(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (rank.get(_place(item), 0), -tests[_place(item)]))
 
 
-def pytest_collection_finish() -> None:
-    """Keeps what imports made out of every later collection, which then takes no third of a second.
+def keep_from_collections() -> None:
+    """Keeps what is there out of every later collection, which then takes no third of a second.
 
     Many tests collect to see that nothing is left; what they look for is made after this.
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    nextitem: pytest.Item | None, item: pytest.Item
+) -> Generator[None, None, None]:
+    """What the tests of a file imported stays: one file collected over it for a minute."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        keep_from_collections()
+
+
+def pytest_collection_finish() -> None:
+    """What imports made stays."""
+    keep_from_collections()
     if (runner := sys.modules.get("typer.testing")) is not None:
         # It builds the commands of an app anew at each of its calls, of which there are hundreds:
         # 30 ms for the whole command line. Commands keep nothing from one call to the next.

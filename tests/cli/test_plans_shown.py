@@ -230,7 +230,8 @@ def test_comparison_is_in_words_and_its_json_in_codes(
 def test_printed_command_says_which_folders_it_needs(
     tmp_path: Path, executor: str, command: str, said: str
 ) -> None:
-    made = {"executor": executor, "command": tuple(command.split())}
+    kind = "training" if executor == "deepspeed" else "inference"
+    made = {"kind": kind, "executor": executor, "command": tuple(command.split())}
     text = " ".join(run("plan", "show", str(planned(tmp_path, "a.yaml", **made)))[1].split())
     assert said in text
 
