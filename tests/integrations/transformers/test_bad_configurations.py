@@ -80,6 +80,7 @@ def the_line(model: Path, capsys: pytest.CaptureFixture[str]) -> str:
         ("num_hidden_layers", 0, "must be at least 1, not 0"),
         ("num_hidden_layers", 10**9, f"must be at most {MOST_LAYERS}, not 1000000000"),
         ("num_attention_heads", 0, "must be at least 1, not 0"),
+        ("hidden_size", 0, "must be at least 1, not 0"),
         ("num_key_value_heads", 0, "must be at least 1, not 0"),
         ("num_key_value_heads", 3, "4 heads of attention are no multiple of 3"),
         ("head_dim", 0, "must be at least 1, not 0"),
