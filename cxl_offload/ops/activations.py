@@ -16,7 +16,7 @@ from cxl_offload import tensor as tiers
 from cxl_offload.memory import Pages, PolicyLike, Session, current_session, known_policy
 from cxl_offload.ops.saved import HostWay, Order, Saved, StreamWay, Way, as_bytes, part_of
 from cxl_offload.ops.view import untraced
-from cxl_offload.plan.equations.activation_bytes import COPIES_AHEAD
+from cxl_offload.plan.equations.activation_bytes import COPIES_AHEAD, LEAST_BYTES
 from cxl_offload.renamed import renamed_keywords
 
 Reason = Literal["parameter", "small", "placed", "thin", "kind"]
@@ -250,7 +250,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def offload_activations(
     policy: PolicyLike,
     *,
-    min_bytes: int = 256 << 10,
+    min_bytes: int = LEAST_BYTES,
     prefetch: int | None = None,
     pin: bool | None = None,
     pages: Pages = "thp",
@@ -263,7 +263,8 @@ def offload_activations(
     policy
         As in :func:`cxl_offload.empty`.
     min_bytes
-        Smaller tensors stay where they are. A copy over PCIe takes some 10 us however small.
+        Smaller tensors stay where they are. A copy over PCIe takes some 10 us however small. A plan
+        counts on the default, 256 KiB.
     prefetch
         Copies brought back ahead of the one that the backward needs, in reverse order of saving.
         None is 2 on a GPU and 0 on a CPU. On a CPU, 0 lets the backward read the tier itself;

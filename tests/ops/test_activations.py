@@ -217,6 +217,15 @@ def test_what_is_small_thin_or_placed_stays(session: Session) -> None:
     del y, z, placed
 
 
+def test_tensors_from_256_kib_on_leave(session: Session) -> None:
+    x = torch.ones(65_536, requires_grad=True)
+    with offload_activations("cxl") as offload:
+        least = (x * torch.ones(65_536)).sum()
+        less = (x[1:] * torch.ones(65_535)).sum()
+    assert (offload.use.copied_bytes, offload.use.kept) == (262_144, {"small": 1})
+    (least + less).backward()
+
+
 def test_small_view_of_a_large_tensor_brings_only_itself(session: Session) -> None:
     data = torch.arange(1 << 20, dtype=torch.float32).view(1024, 1024)
     x = torch.ones(8, 1024, requires_grad=True)

@@ -188,7 +188,7 @@ def gpu_bytes(
     Parameters (stage 3: two layers of them and the embeddings' largest tensor), in stage 1 as many
     bytes of gradients, two gradient buckets, logits, and with checkpointing one checkpoint a layer
     and one layer's activations, else those of all layers. Checkpoints that are ``offloaded`` are on
-    the GPU only while they are copied.
+    the GPU only while they are copied, unless they are too small to leave.
     """
     model = job.model
     parameters = model.parameters

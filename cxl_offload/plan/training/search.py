@@ -129,15 +129,18 @@ class StepSearch:
     def _micro_batches(
         self, stage: Stage, hardware: Hardware, *, checkpointing: bool, offloaded: bool
     ) -> Iterator[tuple[int, int]]:
-        """Those that the GPU holds, and the bytes there; offloaded only where it does not else."""
+        """Those that the GPU holds, and the bytes there; offloaded only where it does not else.
+
+        Checkpoints that are too small to leave are never offloaded, since that frees nothing. A
+        larger micro-batch, whose checkpoints do leave, may need less.
+        """
         job, room = self._job, hardware.gpu_usable_bytes
         for micro in micro_batches(job):
             if offloaded and gpu_bytes(job, micro, stage) <= room:
                 continue
             need = gpu_bytes(job, micro, stage, checkpointing=checkpointing, offloaded=offloaded)
-            if need > room:
-                return
-            yield micro, need
+            if need <= room:
+                yield micro, need
 
     def best(self, hardware: Hardware) -> Candidate[PlannedStep] | None:
         """The shortest step; of equals the largest micro-batch, without checkpointing if it can be.

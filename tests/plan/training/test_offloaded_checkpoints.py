@@ -31,6 +31,7 @@ from cxl_offload.plan.training.job import (
 from cxl_offload.plan.training.placement import TrainingStep, estimate, least_step_s
 from cxl_offload.plan.training.plan import DeepSpeed, TrainingRequest, plan_training
 from cxl_offload.plan.training.ranks import Ranks
+from cxl_offload.plan.training.search import StepSearch
 from cxl_offload.plan.training.trace import planned_work
 from cxl_offload.sim import training_trace
 from cxl_offload.topology import load_machine
@@ -141,6 +142,39 @@ def test_the_gpu_holds_what_is_on_its_way() -> None:
     assert checkpoints == 2 * 16 * 2048 * 4096 * 32
     less = gpu_bytes(job, 16, 3) - gpu_bytes(job, 16, 3, offloaded=True)
     assert less == checkpoints - (LEAVING_BYTES + 3 * checkpoints // 32)
+
+
+def test_checkpoints_that_are_too_small_stay_on_the_gpu() -> None:
+    """262,144 bytes are the least that a tensor of activations has to have."""
+    assert held_on_gpu(2000 * 262_143, 2000) == 2000 * 262_143
+    assert held_on_gpu(2000 * 262_144, 2000) == 268_435_456 + 3 * 262_144
+
+
+def test_small_checkpoints_are_planned_as_what_stays() -> None:
+    """4000 layers of 64 numbers: one sequence keeps more on the GPU than two, whose leave."""
+    small = replace(
+        load_model("opt-125m"), layers=4000, hidden=64, heads=1, kv_heads=1, head_dim=64, ffn=256,
+        vocab=512, embed_dim=64,
+    )  # fmt: skip
+    asked = request(model=small, tokens=1024, batch=2, stage=2, ranks=Ranks())
+    job = TrainingJob(model=small, batch=2, tokens=1024, flash_attention=True)
+    rest = 2 * small.parameters + 2 * 2 * 200_000_000  # two buckets of gradients, which are more
+    assert small.parameters > 200_000_000
+    # Checkpoints of 131,072 and 262,144 bytes; 512 logits take 8 bytes each, 64 numbers 34.
+    stay = rest + 4000 * 131_072 + 8 * 1024 * 512
+    leave = rest + 268_435_456 + 3 * 262_144 + 8 * 2048 * 512
+    assert leave < stay
+    for room, planned in {
+        stay: [(1, 0, stay), (2, 4000 * 262_144, leave)],
+        stay - 1: [(2, 4000 * 262_144, leave)],
+        leave - 1: [],
+    }.items():
+        hardware = replace(asked.hardware(), gpu_usable_bytes=room)
+        found = [
+            (each.micro, each.step.activation_bytes, each.gpu_bytes)
+            for each in StepSearch(asked, job, "").steps(hardware)
+        ]
+        assert found == planned
 
 
 def test_larger_micro_batches_are_planned_where_they_bring_the_margin() -> None:
