@@ -6,8 +6,6 @@ import argparse
 import gc
 import hashlib
 import json
-import re
-import resource
 import sys
 import threading
 from dataclasses import replace
@@ -27,7 +25,8 @@ from cxl_offload.memory import Session
 from cxl_offload.ops.checkpoint_stager import TierStager
 from cxl_offload.ranks import share_machine
 from cxl_offload.topology import DaxDevice, discover
-from tests.memory.dax_devices import write_device
+from tests.placement.kernel_calls import mapped_file
+from tests.placement.memory_group import MemoryGroup
 
 MIB = 1 << 20
 WEIGHTS = 4
@@ -44,12 +43,13 @@ class AsItIs(AsyncStager):
 
 
 class Halfway(dcp.DefaultSavePlanner):
-    """Waits, or fails, after half of a rank's tensors are written."""
+    """Waits, or fails, after half of a rank's tensors are written; knows the files they lie in."""
 
     def __init__(self, goes_on: threading.Event, fails: bool = False) -> None:
         super().__init__()
         self.goes_on, self.fails = goes_on, fails
         self.reached = threading.Event()
+        self.files: set[str] = set()
         self._written = 0
 
     def resolve_data(self, write_item: WriteItem) -> Any:
@@ -59,7 +59,10 @@ class Halfway(dcp.DefaultSavePlanner):
             assert self.goes_on.wait(60)
             if self.fails:
                 raise OSError("no space left")
-        return super().resolve_data(write_item)
+        found = super().resolve_data(write_item)
+        if isinstance(found, torch.Tensor):
+            self.files.add(Path(mapped_file(found.data_ptr())).name)
+        return found
 
 
 class Training:
@@ -108,29 +111,27 @@ class Training:
         return made.hexdigest()
 
 
-def near_bytes_left(nbytes: int) -> None:
-    """Lets this process have only so much more ordinary memory, as a full near node would.
-
-    Negative: as much as there is.
-    """
-    if nbytes < 0:
-        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        return
-    text = Path("/proc/self/status").read_text()
-    found = re.search(r"VmData:\s+(\d+) kB", text)
-    assert found
-    most = int(found[1]) * 1024 + nbytes
-    resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
+def device_root(folder: Path, rank: int) -> Path:
+    """Where a test put the files of a rank's device."""
+    return folder / f"device-of-{rank}"
 
 
 def session_of(tier: str, folder: Path, rank: int) -> Session:
     """A rank's share of simulated nodes, or a device of its own whose memory is a shared file."""
     if tier == "cxl":
         return share_machine(load_machine("spr-1"), limits={2: 32 * MIB}).session()
-    root = folder / f"device-of-{rank}"
-    write_device(root, "dax0.0", size=DEVICE_BYTES)
     device = DaxDevice("dax0.0", "devdax", DEVICE_BYTES, 3, 2 * MIB)
-    return Session(_C.linux_kernel(str(root)), replace(discover(), dax=(device,)))
+    return Session(
+        _C.linux_kernel(str(device_root(folder, rank))), replace(discover(), dax=(device,))
+    )
+
+
+def limit_all(group: MemoryGroup, rank: int, nbytes: int) -> None:
+    """Lets all ranks have only so much more memory than they hold, as a full near node would."""
+    dist.barrier()
+    if rank == 0:
+        group.leave_bytes(nbytes)
+    dist.barrier()
 
 
 def stager_of(kind: str, tier: str, session: Session, limit: int | None) -> AsyncStager | None:
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--stager", choices=["tier", "stock", "as-it-is"], required=True)
     parser.add_argument("--tier", default="cxl")
     parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--group", type=Path)
     parser.add_argument("--near-mib-left", type=int)
     parser.add_argument("--fail-first", action="store_true")
     args = parser.parse_args()
@@ -184,8 +186,8 @@ def main() -> None:
         for each in training.state().values()
     )
     stager = stager_of(args.stager, args.tier, session, nbytes)
-    if args.near_mib_left is not None:
-        near_bytes_left(args.near_mib_left * MIB)
+    if args.group is not None:
+        limit_all(MemoryGroup(args.group), args.rank, args.near_mib_left * MIB)
     answer: dict[str, Any] = {"state": nbytes}
     if args.fail_first:
         assert isinstance(stager, TierStager)
@@ -193,19 +195,16 @@ def main() -> None:
     goes_on = threading.Event()
     planner = Halfway(goes_on)
     answer["saved"] = training.digest()
-    try:
-        saved = dcp.async_save(
-            training.state(), checkpoint_id=folder / "saved", async_stager=stager, planner=planner
-        )
-    except (RuntimeError, MemoryError) as error:
-        answer["error"] = str(error)
-        sys.stdout.write(json.dumps(answer) + "\n")
-        return
-    assert planner.reached.wait(60)
+    saved = dcp.async_save(
+        training.state(), checkpoint_id=folder / "saved", async_stager=stager, planner=planner
+    )
+    reached = planner.reached
+    saved.add_done_callback(lambda _: reached.set())  # one that failed is not waited for
+    assert reached.wait(60)
     training.step()  # half of the save is written
     goes_on.set()
     saved.result()
-    near_bytes_left(-1)
+    answer["files"] = sorted(planner.files)
     training.step()
     answer["went_on"] = training.digest()
     del saved, planner  # a planner keeps what it planned

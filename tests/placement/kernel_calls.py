@@ -65,6 +65,16 @@ def mappings_over(address: int, nbytes: int) -> int:
     return sum(begin < address + nbytes and end > address for begin, end in ranges)
 
 
+def mapped_file(address: int) -> str:
+    """The path of the file whose mapping an address lies in, or "" for memory of no file."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, _, _, inode, *path = line.split(maxsplit=5)
+        begin, end = (int(each, 16) for each in span.split("-"))
+        if begin <= address < end:
+            return path[0] if int(inode) else ""
+    raise ValueError(f"nothing is mapped at {address:#x}")
+
+
 def meminfo_bytes(node: int, name: str) -> int:
     text = (NODES / f"node{node}/meminfo").read_text()
     found = re.search(rf"{re.escape(name)}:\s+(\d+)", text)
