@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 FAULT_IN, READING, REST = "fault-in", "reading", "rest"
+AT_ONCE = "both at once"
+_PARTS = (FAULT_IN, READING, AT_ONCE, REST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,10 @@ class LoadPart:
     ----------
     name
         ``fault-in``: memory of tiers is made, and its pages are there. ``reading``: weights are
-        read or copied into it. ``rest``: what else the load took, most of it the framework's own;
-        it has no bytes.
+        read or copied into it. ``both at once``: the time that counts in both of these, because
+        a weight was read while memory of the next ones was made. ``rest``: neither went on, and
+        most of it is the framework's own. So fault-in and reading, less both at once, and the
+        rest are all of the load. The last two have no bytes.
     """
 
     name: str
@@ -46,36 +51,42 @@ class LoadPart:
 class LoadClock:
     """The parts of what is loaded in a ``with`` block, by any thread of the process.
 
-    Parts of blocks that threads run at the same time add up to more than the load took; the rest is
-    then 0.
+    Blocks of a part that threads run at the same time count once: a part is the time in which any
+    of them runs.
     """
 
     def __init__(self) -> None:
-        self.seconds = self._began = 0.0
-        self._spent = dict.fromkeys((FAULT_IN, READING), (0.0, 0))
+        self.seconds = self._began = self._seen = 0.0
+        self._forget()
 
     def __enter__(self) -> LoadClock:
+        self._forget()
         with _lock:
-            self._spent = dict.fromkeys((FAULT_IN, READING), (0.0, 0))
             _clocks.append(self)
-        self._began = time.perf_counter()
+            self._began = self._seen = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.seconds = time.perf_counter() - self._began
         with _lock:
+            self._until(time.perf_counter())
+            self.seconds = self._seen - self._began
             _clocks.remove(self)
 
     @property
     def parts(self) -> tuple[LoadPart, ...]:
         """Of the last block that has ended."""
-        made = [LoadPart(name, *spent) for name, spent in self._spent.items()]
-        rest = self.seconds - sum(part.seconds for part in made)
-        return (*made, LoadPart(REST, max(rest, 0.0)))
+        return tuple(LoadPart(name, self._spent[name], self._bytes[name]) for name in _PARTS)
 
-    def _add(self, name: str, seconds: float, nbytes: int) -> None:
-        before, bytes_before = self._spent[name]
-        self._spent[name] = (before + seconds, bytes_before + nbytes)
+    def _forget(self) -> None:
+        self._spent = dict.fromkeys(_PARTS, 0.0)
+        self._bytes, self._running = Counter[str](), Counter[str]()
+
+    def _until(self, now: float) -> None:
+        """Count the time since it was last asked for what runs."""
+        running = [name for name in (FAULT_IN, READING) if self._running[name] > 0]
+        for name in (*running, AT_ONCE) if len(running) > 1 else running or (REST,):
+            self._spent[name] += now - self._seen
+        self._seen = now
 
 
 _clocks: list[LoadClock] = []
@@ -84,10 +95,23 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def part_of_load(name: str, nbytes: int) -> Iterator[None]:
-    """A block that is a part of every load that is timed now; one that fails is no part."""
-    began = time.perf_counter()
-    yield
-    took = time.perf_counter() - began
+    """A block that is a part of every load that is timed now; what fails has no bytes."""
     with _lock:
-        for clock in _clocks:
-            clock._add(name, took, nbytes)
+        clocks = tuple(_clocks)
+        _change(clocks, name, 1, 0)
+    moved = 0
+    try:
+        yield
+        moved = nbytes
+    finally:
+        with _lock:
+            _change(clocks, name, -1, moved)
+
+
+def _change(clocks: Iterable[LoadClock], name: str, running: int, nbytes: int) -> None:
+    now = time.perf_counter()
+    for clock in clocks:
+        if clock in _clocks:
+            clock._until(now)
+            clock._running[name] += running
+            clock._bytes[name] += nbytes

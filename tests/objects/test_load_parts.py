@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
 import pytest
 
 from cxl_offload.objects.load_parts import (
+    AT_ONCE,
     FAULT_IN,
     READING,
     REST,
@@ -27,7 +29,7 @@ def test_seconds_and_bytes_of_blocks_add_up_and_the_rest_is_what_is_left() -> No
         with part_of_load(READING, 5):
             pass
         time.sleep(STEP_S)
-    made, read, rest = clock.parts
+    made, read, both, rest = clock.parts
     assert (made.name, made.nbytes, read.nbytes, rest.name, rest.nbytes) == (
         FAULT_IN,
         30,
@@ -35,26 +37,52 @@ def test_seconds_and_bytes_of_blocks_add_up_and_the_rest_is_what_is_left() -> No
         REST,
         0,
     )
+    assert both == LoadPart(AT_ONCE, 0.0)
     assert made.seconds >= 2 * STEP_S
     assert rest.seconds >= STEP_S
     assert made.seconds + read.seconds + rest.seconds == pytest.approx(clock.seconds)
 
 
-def test_blocks_of_other_threads_count_and_never_leave_less_than_nothing() -> None:
+def test_blocks_of_a_part_that_threads_run_at_once_count_once() -> None:
+    together, count = threading.Barrier(4), 4
+
     def read() -> None:
         with part_of_load(READING, 1):
+            together.wait()
             time.sleep(5 * STEP_S)
 
     with LoadClock() as clock:
-        threads = [threading.Thread(target=read) for _ in range(4)]
+        threads = [threading.Thread(target=read) for _ in range(count)]
         for each in threads:
             each.start()
         for each in threads:
             each.join()
-    _, reading, rest = clock.parts
-    assert reading.nbytes == 4
-    assert reading.seconds >= 20 * STEP_S
-    assert rest.seconds == 0
+    _, reading, _, rest = clock.parts
+    assert reading.nbytes == count
+    assert 5 * STEP_S <= reading.seconds <= clock.seconds
+    assert reading.seconds + rest.seconds == pytest.approx(clock.seconds)
+
+
+def test_time_of_two_parts_at_once_is_in_both_and_told() -> None:
+    with LoadClock() as clock:
+        with part_of_load(READING, 1):
+            time.sleep(STEP_S)
+            with part_of_load(FAULT_IN, 1):
+                time.sleep(2 * STEP_S)
+        time.sleep(STEP_S)
+    made, read, both, rest = (part.seconds for part in clock.parts)
+    assert both == made >= 2 * STEP_S
+    assert read >= made + STEP_S
+    assert rest >= STEP_S
+    assert made + read - both + rest == pytest.approx(clock.seconds)
+
+
+def test_part_that_outlives_its_load_counts_until_the_load_ends() -> None:
+    with contextlib.ExitStack() as late, LoadClock() as clock:
+        late.enter_context(part_of_load(READING, 1))
+        time.sleep(STEP_S)
+    _, reading, _, _ = clock.parts
+    assert (reading.nbytes, reading.seconds) == (0, pytest.approx(clock.seconds, abs=STEP_S / 2))
 
 
 def test_what_fails_or_lies_outside_of_a_load_is_no_part_of_it() -> None:
@@ -65,7 +93,7 @@ def test_what_fails_or_lies_outside_of_a_load_is_no_part_of_it() -> None:
         raise OSError("gone")
     with part_of_load(READING, 4):
         pass
-    assert [part.nbytes for part in clock.parts] == [0, 0, 0]
+    assert [part.nbytes for part in clock.parts] == [0, 0, 0, 0]
     assert clock.seconds > 0
 
 

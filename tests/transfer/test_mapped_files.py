@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cxl_offload.transfer import mapped_files
-from cxl_offload.transfer.file_reads import FilePart, ReadBytes, read_file_part
+from cxl_offload.transfer.file_reads import FilePart, FileReads, ReadBytes
 from cxl_offload.transfer.mapped_files import file_part_at
 
 KERNEL = tuple(map(int, platform.release().split(".")[:2]))
@@ -44,13 +44,19 @@ def mapped(path: Path) -> Iterator[tuple[mmap.mmap, int]]:
         held.close()
 
 
-def read(part: FilePart) -> tuple[bytes, ReadBytes]:
-    target = bytearray(b"\xa5" * (part.nbytes + 2))
-    held = (ctypes.c_char * len(target)).from_buffer(target)
-    found = read_file_part(part, target=ctypes.addressof(held) + 1)
+def read(part: FilePart, past_page: int = 1) -> tuple[bytes, ReadBytes]:
+    """A part in memory that begins some bytes past a page's first, with others around it."""
+    around = mmap.PAGESIZE
+    target = mmap.mmap(-1, part.nbytes + past_page + 2 * around)
+    target[:] = b"\xa5" * len(target)
+    begin, end = around + past_page, around + past_page + part.nbytes
+    held = ctypes.c_char.from_buffer(target)
+    with FileReads() as reads:
+        reads.start(part, target=ctypes.addressof(held) + begin)
+        found = reads.wait()
     del held
-    assert target[:1] + target[-1:] == b"\xa5\xa5", "bytes beside the target were written"
-    return bytes(target[1:-1]), found
+    assert {*target[:begin], *target[end:]} == {0xA5}, "bytes beside the target were written"
+    return target[begin:end], found
 
 
 def drop_from_cache(path: Path) -> None:

@@ -36,6 +36,9 @@ class Places(Protocol):
     ) -> torch.Tensor | None:
         """Memory of a weight in its place; None: it has none of its own, or copies."""
 
+    def fill(self, target: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Give memory of a place what was read; it is there when the model is loaded."""
+
     def place_layer(self, layer: nn.Module) -> None:
         """Move the weights of a layer that were made in ordinary memory."""
 
@@ -130,7 +133,7 @@ def _stacked(converter: Any, name: str, model: nn.Module, places: Places) -> tor
     at = 0
     for part, count in zip(parts, rows, strict=True):
         for number, read in enumerate(part):
-            made[number, at : at + count] = read()
+            places.fill(made[number, at : at + count], read())
         at += count
     converter.collected_tensors.clear()
     return made

@@ -26,6 +26,11 @@ from cxl_offload.integrations.transformers.layer_shares import split_shares
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.integrations.transformers.read_errors import unloadable
 from cxl_offload.integrations.transformers.weight_files import FileWeights
+from cxl_offload.integrations.transformers.weight_reads import (
+    ask_for_first_pages,
+    reads_of_weights,
+    start_filling,
+)
 from cxl_offload.integrations.transformers.weight_room import check_weights_fit
 from cxl_offload.integrations.transformers.weights import (
     empty_in_place,
@@ -41,6 +46,7 @@ from cxl_offload.integrations.transformers.weights import (
 )
 from cxl_offload.memory import Replicate, Session, current_session
 from cxl_offload.objects.kind_store import TierStore
+from cxl_offload.transfer.file_reads import FileReads
 
 _SETTER = "set_param_for_module"
 _SETTER_PARAMETERS = ["model", "target_name", "param_value", "loading_info", "hf_quantizer"]
@@ -115,11 +121,14 @@ def load(
     if distributed is not None:
         options["distributed_config"] = distributed
     files = FileWeights(found.folder)
-    loading = _Loading(store, files)
-    with _one_load, _setting_in(loading), unloadable(found.path):
+    reads = reads_of_weights()
+    loading = _Loading(store, files, reads)
+    with _one_load, reads, _setting_in(loading), unloadable(found.path):
+        ask_for_first_pages(found.folder)
         model, said = auto_class(config).from_pretrained(
             found.folder, dtype=found.dtype(dtype), output_loading_info=True, **options
         )
+        reads.wait()
         _refuse_missing(found.path, said["missing_keys"])
         if found.adapter is not None:
             model.load_adapter(str(found.adapter), adapter_kwargs={"local_files_only": True})
@@ -148,10 +157,13 @@ class _Loading:
         Has the policies, and counts.
     files
         Are told what came from them.
+    reads
+        Fill plain weights while memory of the next ones is made. Who has a quantizer looks at
+        weights before all are there: its weights are read one by one.
     """
 
-    def __init__(self, store: TierStore, files: FileWeights) -> None:
-        self._store, self._files = store, files
+    def __init__(self, store: TierStore, files: FileWeights, reads: FileReads) -> None:
+        self._store, self._files, self._reads = store, files, reads
         self._names: dict[int, set[str]] = {}
         self._layers: dict[nn.Module, str] = {}
         self._tied: dict[str, str] = {}
@@ -186,6 +198,10 @@ class _Loading:
         self._ready[made.data_ptr()] = part
         return made
 
+    def fill(self, target: torch.Tensor, tensor: torch.Tensor) -> None:
+        """As of :class:`~cxl_offload.integrations.transformers.in_place.Places`."""
+        start_filling(self._reads, target, tensor)
+
     def setter(self, stock: Callable[..., None]) -> Callable[..., None]:
         """``stock``, with the weight in its place first."""
 
@@ -203,7 +219,8 @@ class _Loading:
             if param_value.numel() and is_plain(param_value):
                 part = self._ready.pop(param_value.data_ptr(), None)
                 if part is None:
-                    part, param_value = placed(self._store, kind, target_name, param_value)
+                    reads = self._reads if hf_quantizer is None else None
+                    part, param_value = placed(self._store, kind, target_name, param_value, reads)
                 stock(model, target_name, param_value, *rest)
                 weight = getattr(module, name)
                 self._files.add(target_name, weight)

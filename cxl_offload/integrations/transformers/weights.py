@@ -29,7 +29,7 @@ from cxl_offload.integrations.transformers.kinds import (
 from cxl_offload.integrations.transformers.layer_shares import LayerShares
 from cxl_offload.integrations.transformers.least_bytes import least_bytes
 from cxl_offload.integrations.transformers.weight_files import FileWeights, folder_of
-from cxl_offload.integrations.transformers.weight_reads import filled
+from cxl_offload.integrations.transformers.weight_reads import reads_of_weights, start_filling
 from cxl_offload.memory import Policy, Session
 from cxl_offload.objects.experts import (
     expert_numbers,
@@ -39,9 +39,9 @@ from cxl_offload.objects.experts import (
     stacked_experts,
 )
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
-from cxl_offload.objects.load_parts import READING, part_of_load
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
 from cxl_offload.tensor_bytes import held_tensors
+from cxl_offload.transfer.file_reads import FileReads
 
 _loaded_by: MutableMapping[torch.Tensor, tuple[Part, ...]] = WeakIdKeyDictionary()
 """Weights that were loaded to their place, to its policies: they need no moving there."""
@@ -132,12 +132,20 @@ def empty_in_place(
 
 
 def placed(
-    store: TierStore, kind: str, name: str, weight: torch.Tensor
+    store: TierStore, kind: str, name: str, weight: torch.Tensor, reads: FileReads | None = None
 ) -> tuple[int, torch.Tensor]:
-    """A copy of a weight in its place, and its part; as :func:`empty_in_place`."""
+    """A copy of a weight in its place, and its part; as :func:`empty_in_place`.
+
+    With ``reads`` its elements are there when they were waited for.
+    """
     part, made = empty_in_place(store, kind, name, tuple(weight.shape), weight.dtype)
-    with part_of_load(READING, weight.nbytes):
-        return part, filled(made, weight)
+    if reads is not None:
+        start_filling(reads, made, weight)
+    else:
+        with reads_of_weights() as reads:
+            start_filling(reads, made, weight)
+            reads.wait()
+    return part, made
 
 
 def refuse_numbers(store: TierStore, kind: str, name: str, weight: torch.Tensor) -> None:

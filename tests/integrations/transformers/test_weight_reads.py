@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 import cxl_offload
 from cxl_offload.integrations.transformers import load, offload, weight_reads
-from cxl_offload.transfer.file_reads import FilePart, ReadBytes, read_file_part
+from cxl_offload.transfer.file_reads import FilePart, FileReads
 
 
 @pytest.fixture
@@ -35,11 +36,13 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[FilePart]:
     """Every part of a file that was read."""
     found: list[FilePart] = []
 
-    def counted(part: FilePart, *, target: int) -> ReadBytes:
-        found.append(part)
-        return read_file_part(part, target=target)
+    start = FileReads.start
 
-    monkeypatch.setattr(weight_reads, "read_file_part", counted)
+    def counted(reads: FileReads, part: FilePart, **others: Any) -> None:
+        found.append(part)
+        start(reads, part, **others)
+
+    monkeypatch.setattr(FileReads, "start", counted)
     return found
 
 
@@ -95,5 +98,8 @@ def test_part_of_a_mapped_weight_has_the_elements_of_the_part(
         whole = file.get_tensor("a")
     part = {"view": whole[100:], "turned": whole.T, "stripes": whole[::2]}[what]
     placed = cxl_offload.empty(*part.shape, dtype=part.dtype)
-    assert torch.equal(weight_reads.filled(placed, part), part)
+    with weight_reads.reads_of_weights() as reads:
+        weight_reads.start_filling(reads, placed, part)
+        reads.wait()
+    assert torch.equal(placed, part)
     assert len(parts) == (what == "view")
