@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import gc
+import itertools
+import mmap
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +16,24 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+)
 
 import cxl_offload
 from cxl_offload.integrations.transformers import load, offload, weight_reads
+from cxl_offload.memory import Session
+from cxl_offload.objects.load_parts import AT_ONCE, FAULT_IN, READING, LoadClock
+from cxl_offload.objects.mapped_ranges import cached_bytes
+from cxl_offload.transfer import file_reads
 from cxl_offload.transfer.file_reads import FilePart, FileReads
+
+PATIENCE_S = 30
 
 
 @pytest.fixture
@@ -103,3 +123,123 @@ def test_part_of_a_mapped_weight_has_the_elements_of_the_part(
         reads.wait()
     assert torch.equal(placed, part)
     assert len(parts) == (what == "view")
+
+
+def drop_from_cache(folder: Path) -> Path:
+    [path] = folder.glob("*.safetensors")
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return path
+
+
+def opened() -> tuple[set[str], int]:
+    """Files of weights that are open, and threads."""
+    gc.collect()
+    found = set[str]()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {name for name in found if name.endswith(".safetensors")}, threading.active_count()
+
+
+def test_memory_of_the_next_weights_is_made_while_one_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocations, fill, allocate = threading.Semaphore(0), file_reads._Reader.fill, Session.allocate
+    reads = itertools.count()
+
+    def late(reader: file_reads._Reader, *piece: int) -> int:
+        if next(reads) == 0:
+            for _ in range(3):
+                assert allocations.acquire(timeout=PATIENCE_S), "nothing is made meanwhile"
+        return fill(reader, *piece)
+
+    def counted(session: Session, *args: Any, **options: Any) -> Any:
+        allocations.release()
+        return allocate(session, *args, **options)
+
+    monkeypatch.setattr(file_reads._Reader, "fill", late)
+    monkeypatch.setattr(Session, "allocate", counted)
+    with LoadClock() as clock:
+        model = load(folder, {"weights": "bind:0"})
+    parts = {part.name: part for part in clock.parts}
+    assert parts[AT_ONCE].seconds > 0
+    assert parts[READING].nbytes == parts[FAULT_IN].nbytes
+    monkeypatch.undo()
+    assert same_weights(model, AutoModelForCausalLM.from_pretrained(folder))
+
+
+def test_file_that_cannot_be_read_ends_the_load_and_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, calls = opened(), itertools.count()
+
+    def fails(reader: file_reads._Reader, *piece: int) -> int:
+        if next(calls):
+            raise OSError(errno.EIO, "Input/output error", "the file")
+        return piece[-1]
+
+    monkeypatch.setattr(file_reads._Reader, "fill", fails)
+    session = Session.linux()
+    with pytest.raises(OSError, match=r"Input/output error: 'the file'"):
+        load(folder, {"weights": "bind:0"}, session=session)
+    assert opened() == before
+    assert session.stats().asked_bytes.current == 0
+
+
+def test_load_that_is_interrupted_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, calls, allocate = opened(), itertools.count(), Session.allocate
+
+    def interrupted(session: Session, *args: Any, **options: Any) -> Any:
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        return allocate(session, *args, **options)
+
+    monkeypatch.setattr(Session, "allocate", interrupted)
+    session = Session.linux()
+    with pytest.raises(KeyboardInterrupt):
+        load(folder, {"weights": "bind:0"}, session=session)
+    assert opened() == before
+    assert session.stats().asked_bytes.current == 0
+
+
+def test_load_from_the_drive_leaves_the_page_cache_as_it_was(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    small = sum(weight.nbytes < weight_reads.LEAST_BYTES for weight in model.parameters())
+    large = sum(weight.nbytes >= weight_reads.LEAST_BYTES for weight in model.parameters())
+    small_bytes = sum(weight.nbytes for weight in model.parameters()) - large_bytes(model)
+    del model
+    gc.collect()
+    path = drop_from_cache(folder)
+    if cached_bytes(path):
+        pytest.skip("this file system keeps its files in memory")
+    loaded = load(folder, {"weights": "bind:0"})
+    pages = 4 + 2 * small + large  # the header, and where weights begin and end
+    assert 0 < cached_bytes(path) <= small_bytes + pages * mmap.PAGESIZE
+    assert same_weights(loaded, AutoModelForCausalLM.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("broken", [b"", b"\xff" * 8, b"\2" + bytes(7) + b"[]", b"\2" + bytes(7)])
+def test_pages_of_a_broken_file_are_left_to_who_loads_it(tmp_path: Path, broken: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(broken)
+    weight_reads.ask_for_first_pages(tmp_path)
+
+
+def test_stacked_experts_are_read_from_their_file(tmp_path: Path, parts: list[FilePart]) -> None:
+    config = MixtralConfig(
+        vocab_size=64,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        num_local_experts=4,
+    )
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    model = load(tmp_path, {"weights": "bind:0"})
+    assert same_weights(model, AutoModelForCausalLM.from_pretrained(tmp_path))
+    experts = 3 * 4 * 512 * 1024 * 4
+    assert sum(part.nbytes for part in parts) >= experts
