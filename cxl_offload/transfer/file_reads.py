@@ -227,7 +227,7 @@ class _Reader:
         and again took twice as long as one that writes to memory of its own (virtio, Linux 6.18).
         """
         begin, end = _whole_pages(offset, nbytes)
-        ahead, aligned = offset - begin, _next_page(target)
+        ahead, aligned = offset - begin, _whole_pages(target, 0)[1]
         inside = max(target + nbytes - aligned, 0) // mmap.PAGESIZE * mmap.PAGESIZE
         inside = inside if inside > ahead else 0
         past = self._ends.pop() if self._ends else mmap.mmap(-1, _END_BYTES)
@@ -280,12 +280,7 @@ class _Reader:
 def _whole_pages(offset: int, nbytes: int) -> tuple[int, int]:
     """Where the first page of a range begins and its last one ends."""
     begin = offset - offset % mmap.PAGESIZE
-    return begin, _next_page(offset + nbytes)
-
-
-def _next_page(address: int) -> int:
-    """Where the page that has it begins, or the next one."""
-    return -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    return begin, -(-(offset + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _memory_at(address: int, nbytes: int) -> memoryview:
