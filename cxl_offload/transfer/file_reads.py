@@ -24,8 +24,8 @@ _END_BYTES = 3 * mmap.PAGESIZE  # of a piece that begins inside of a page, there
 _FEWEST_THREADS = 4  # a drive answers several reads sooner than one after another
 _MOST_THREADS = 32  # more of them copy no faster
 _MOST_PARTS = 32  # under way at once: each has its file open
-_NOT_HERE = (errno.EOPNOTSUPP, errno.EINVAL)
-"""What says that a file system has no reads past the page cache."""
+_NOT_HERE = (errno.EOPNOTSUPP, errno.EINVAL, errno.EFAULT)
+"""What says that a file system has no reads past the page cache, or none into such memory."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 

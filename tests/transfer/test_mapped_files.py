@@ -151,16 +151,19 @@ def test_file_that_became_shorter_is_refused_with_its_end(
         read(part)
 
 
-@pytest.mark.parametrize("refuses", ["open", "read"])
+@pytest.mark.parametrize(
+    ("refuses", "why"),
+    [("open", errno.EINVAL), ("read", errno.EINVAL), ("read", errno.EFAULT)],
+)
 def test_file_system_without_reads_past_its_cache_is_read_through_it(
-    file: Path, refuses: str, monkeypatch: pytest.MonkeyPatch
+    file: Path, refuses: str, why: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_open, real_preadv = os.open, os.preadv
     direct: list[int] = []
 
     def open_(path: str, flags: int, *rest: int) -> int:
         if flags & os.O_DIRECT and refuses == "open":
-            raise OSError(errno.EINVAL, "Invalid argument")
+            raise OSError(why, os.strerror(why))
         opened = real_open(path, flags, *rest)
         if flags & os.O_DIRECT:
             direct.append(opened)
@@ -168,7 +171,7 @@ def test_file_system_without_reads_past_its_cache_is_read_through_it(
 
     def preadv(fd: int, buffers: list[object], offset: int) -> int:
         if fd in direct:
-            raise OSError(errno.EINVAL, "Invalid argument")
+            raise OSError(why, os.strerror(why))
         return real_preadv(fd, buffers, offset)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "open", open_)
