@@ -22,7 +22,7 @@ import numpy as np
 _PIECE_BYTES = 4 << 20  # one call: enough for a drive to work on many blocks at once
 _END_BYTES = 3 * mmap.PAGESIZE  # of a piece that begins inside of a page, there and here
 _FEWEST_THREADS = 4  # a drive answers several reads sooner than one after another
-_MOST_THREADS = 32  # more of them copy no faster
+_MOST_THREADS = 32  # a bound for machines of hundreds of CPUs; chosen, not measured
 _MOST_PARTS = 32  # under way at once: each has its file open
 _NOT_HERE = (errno.EOPNOTSUPP, errno.EINVAL, errno.EFAULT)
 """What says that a file system has no reads past the page cache, or none into such memory."""
