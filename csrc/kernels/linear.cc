@@ -1,14 +1,18 @@
 #include "kernels/linear.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <limits>
 #include <memory>
 
 #include "core/float8.h"
 #include "core/rounding.h"
+#include "kernels/kept.h"
 #include "kernels/linear_bf16.h"
 #include "kernels/linear_check.h"
 #include "kernels/linear_pass.h"
+#include "kernels/measured_choice.h"
 #include "kernels/page_home.h"
 #include "kernels/work_queues.h"
 
@@ -25,6 +29,34 @@ constexpr size_t kUnitsPerThread = 8;
 // than weights.
 constexpr size_t kMostSums = size_t{1} << 20;
 constexpr size_t kLineFloats = 16;
+// What a thread keeps of each array from one call to the next, which is enough for 64 rows of wide
+// layers.
+constexpr size_t kMostKept = size_t{1} << 20;
+
+// How many weights a piece of work has at least by which a way is chosen.
+constexpr size_t kLeastTried = size_t{1} << 16;
+
+// The arrays of the calls of one thread, which its team writes and reads.
+struct CallRoom {
+  Kept<float> numbers;
+  Kept<float> sums;
+  Kept<float> tables;
+};
+
+CallRoom& room_of_this_thread() {
+  static thread_local CallRoom room;
+  return room;
+}
+
+using ColumnChoice = MeasuredChoice<kNearBytes.size()>;
+
+// Which of kNearBytes is fastest for weights of a type and so many tiles.
+ColumnChoice& column_choice_of(Dtype weight, size_t tiles) {
+  constexpr size_t kMostTiles = 8;  // the weights come from memory for a small part of the time
+  using OfTiles = std::array<ColumnChoice, kMostTiles + 1>;
+  static std::array<OfTiles, static_cast<size_t>(Dtype::kUint8) + 1> choices;
+  return choices[static_cast<size_t>(weight)][std::min(tiles, kMostTiles)];
+}
 
 LinearKernel kernel_for(Dtype weight, Isa isa) {
   switch (isa) {
@@ -88,9 +120,17 @@ class LinearRun {
         row_bytes_(static_cast<size_t>(linear.weight.shape[1]) * dtype_bytes(linear.weight.dtype)) {
     tile_ = kernel_.tile_of(rows_);
     padded_rows_ = round_up(rows_, tile_);  // rows beyond the last are zeros
+    column_choice_ = &column_choice_of(linear.weight.dtype, padded_rows_ / tile_);
     read_x();
     read_factors(isa);
   }
+  ~LinearRun() {
+    for (Kept<float>* each : {&room_.numbers, &room_.sums, &room_.tables}) {
+      each->keep_at_most(kMostKept);
+    }
+  }
+  LinearRun(const LinearRun&) = delete;
+  LinearRun& operator=(const LinearRun&) = delete;
 
   void work(WorkerTeam& team, const os::Kernel* kernel) {
     const size_t total = outputs_ * row_bytes_;
@@ -100,8 +140,8 @@ class LinearRun {
                                     kMostSums / std::max(padded_rows_, size_t{1}),
                                     round_up(outputs_, kernel_.outputs)});
     const size_t each = std::max(wanted / kernel_.outputs, size_t{1}) * kernel_.outputs;
-    sums_.resize(slots * padded_rows_ * each);
-    tables_.resize(slots * tables_each());
+    room_.sums.of(slots * padded_rows_ * each);
+    room_.tables.of(slots * tables_each());
     std::vector<Outputs> units;
     for (size_t at = 0; at < outputs_; at += each) {
       units.push_back({at, std::min(outputs_, at + each)});
@@ -117,9 +157,11 @@ class LinearRun {
  private:
   void read_x() {
     // Rows begin at a cache line, so that a load of a whole vector stays inside one.
-    numbers_.resize(padded_rows_ * x_step_ + kLineFloats);
-    const auto begin = reinterpret_cast<uintptr_t>(numbers_.data());
-    x_ = numbers_.data() + (round_up(begin, kLineFloats * sizeof(float)) - begin) / sizeof(float);
+    const size_t count = padded_rows_ * x_step_;
+    float* numbers = room_.numbers.of(count + kLineFloats);
+    const auto begin = reinterpret_cast<uintptr_t>(numbers);
+    x_ = numbers + (round_up(begin, kLineFloats * sizeof(float)) - begin) / sizeof(float);
+    std::fill_n(x_, count, 0.0f);
     LinearInput input;
     input.x = a_.x.data;
     input.x_step = a_.x.strides[0] * static_cast<ptrdiff_t>(dtype_bytes(a_.x.dtype));
@@ -165,7 +207,15 @@ class LinearRun {
     team.run([&](size_t group) {
       const size_t slot = taken.fetch_add(1);
       const NearCopy copy = copy_for(group);
-      queues.drain(group, [&](const Outputs& unit) { multiply(unit, slot, copy); });
+      bool fetched = false;
+      if (padded_rows_ == tile_) {
+        queues.drain(group, [&](const Outputs& unit) { multiply(unit, slot, copy); });
+        return;
+      }
+      queues.drain(group, [&](const Outputs& unit, const Outputs* next) {
+        multiply(unit, slot, copy, next, fetched);
+        fetched = true;
+      });
     });
   }
 
@@ -178,7 +228,8 @@ class LinearRun {
     return copy.weight + static_cast<int64_t>(unit.begin) * a_.weight.strides[0] * element;
   }
 
-  void multiply(const Outputs& unit, size_t slot, const NearCopy& copy) {
+  void multiply(const Outputs& unit, size_t slot, const NearCopy& copy,
+                const Outputs* next = nullptr, bool fetched = false) {
     LinearPanel panel;
     panel.x = x_;
     panel.x_step = x_step_;
@@ -194,16 +245,34 @@ class LinearRun {
       panel.pairs = reinterpret_cast<const F16*>(copy.groups) + first * a_.groups.strides[0];
       panel.pairs_step = static_cast<size_t>(a_.groups.strides[0]);
       panel.form = a_.group_scales;
-      panel.tables = tables_.data() + slot * tables_each();
+      panel.tables = room_.tables.data.get() + slot * tables_each();
     } else if (a_.scale.data != nullptr && a_.scale.shape[1] > 1) {
       panel.group = width_ / static_cast<size_t>(a_.scale.shape[1]);
       panel.scale = reinterpret_cast<const float*>(a_.scale.data) + first * a_.scale.strides[0];
       panel.scale_step = static_cast<size_t>(a_.scale.strides[0]);
       panel.scale_group_step = static_cast<size_t>(a_.scale.strides[1]);
     }
-    panel.sums = sums_.data() + slot * padded_rows_ * each_;
-    kernel_.multiply(panel);
+    panel.sums = room_.sums.data.get() + slot * padded_rows_ * each_;
+    panel.fetched = fetched;
+    if (next != nullptr) {
+      panel.next = weights_of(copy, *next);
+      panel.next_outputs = next->end - next->begin;
+    }
+    if (width_ == 0) {
+      std::fill_n(panel.sums, padded_rows_ * panel.outputs, 0.0f);
+    } else {
+      column_choice_->run(panel.outputs * width_, least_tried(), [&](size_t way) {
+        panel.near_bytes = kNearBytes[way];
+        kernel_.multiply(panel);
+      });
+    }
     finish(unit, panel.sums);
+  }
+
+  // How many weights a unit has at least by which the columns of strips are chosen. With one tile
+  // the choice is known: reading the weights takes longest, and x may not get in their way.
+  size_t least_tried() const {
+    return padded_rows_ == tile_ ? std::numeric_limits<size_t>::max() : kLeastTried;
   }
 
   void finish(const Outputs& unit, const float* sums) const {
@@ -231,14 +300,13 @@ class LinearRun {
   const size_t x_step_;
   const size_t row_bytes_;
   size_t tile_ = 0;
+  ColumnChoice* column_choice_ = nullptr;
   size_t padded_rows_ = 0;
   size_t each_ = 0;  // how many outputs a unit has
-  std::vector<float> numbers_;
-  float* x_ = nullptr;  // points into numbers_: [rows][x_step_]
+  CallRoom& room_ = room_of_this_thread();
+  float* x_ = nullptr;  // points into room_.numbers: [rows][x_step_]
   std::vector<float> bias_;
   std::vector<float> factors_;
-  std::vector<float> sums_;
-  std::vector<float> tables_;
 };
 
 }  // namespace

@@ -6,22 +6,6 @@
 // exact. One instruction adds two products to each float32 sum, twice as many as with float32. A
 // number of float16 would need two of bfloat16, which gains nothing.
 
-// Memory that is kept from one use to the next. Memory that a thread gives back after every panel
-// comes back as new pages, and making these took longer than reading the weights.
-template <class T>
-struct Kept {
-  T* of(size_t count) {
-    if (count > size) {
-      data = std::make_unique_for_overwrite<T[]>(count);
-      size = count;
-    }
-    return data.get();
-  }
-
-  std::unique_ptr<T[]> data;
-  size_t size = 0;
-};
-
 // What one thread needs while it multiplies a panel of 4-bit codes. Each row of the first three
 // arrays has groups_of() numbers: one for each group, then zeros.
 struct Room {

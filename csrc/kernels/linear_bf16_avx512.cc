@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "kernels/kept.h"
 #include "kernels/vector/target_avx512bf16.inc.h"
 
 namespace cxl_offload::kernels {

@@ -3,13 +3,10 @@
 //
 // A strip is a few outputs over some columns; a tile is a few rows of x. One tile after another is
 // multiplied by kLinearOutputs outputs, strip by strip, so that later tiles find the weights in the
-// second cache. A strip has so few columns that a tile stays in the first cache for all of these
-// strips. The sums are kept as vectors until the next columns are added to them, so no result
-// depends on how the columns are cut.
+// second cache. A strip has so few columns that a tile has LinearPanel::near_bytes in them. The
+// sums are kept as vectors until the next columns are added to them, so no result depends on how
+// the columns are cut.
 
-// The most bytes that a tile has in the columns of a strip: half of a first cache of 32 KiB. The
-// other half is for weights and sums.
-constexpr size_t kNearBytes = size_t{16} << 10;
 // So many bytes of weights are prefetched before they are multiplied, all outputs of a strip
 // together: a core that reads 25 to 35 GB/s takes 250 to 350 ns for them, twice the latency of
 // DRAM. They fit a first cache of 32 KiB beside the numbers of x.
@@ -66,15 +63,21 @@ struct Order {
   template <size_t M, size_t R>
   void cut() {
     if (is_spread<M, R>(line, x_bytes)) return;
-    const size_t fit = kNearBytes / (M * x_bytes) / line * line;
+    const size_t fit = panel.near_bytes / (M * x_bytes) / line * line;
     if (fit >= columns) return;
     columns = fit;
     const size_t outputs = std::min(panel.outputs, kLinearOutputs);
     waiting = std::make_unique_for_overwrite<Vector[]>(outputs * M);
   }
 
+  // Returns where the weights of an output are, in bytes from those of the panel's first.
   ptrdiff_t place(size_t output, size_t column) const {
-    return static_cast<ptrdiff_t>(output * panel.weight_step + column / line * kLineBytes);
+    const auto within = static_cast<ptrdiff_t>(column / line * kLineBytes);
+    const auto rows = [&](size_t count) {
+      return static_cast<ptrdiff_t>(count * panel.weight_step) + within;
+    };
+    if (output < panel.outputs) return rows(output);
+    return panel.next - panel.weight + rows(output - panel.outputs);
   }
 
   // Returns the distance in bytes from the weights of this strip to those `strips` strips later, or
@@ -91,6 +94,14 @@ struct Order {
     }
     if (output >= panel.outputs) return 0;
     return place(output, column) - place(step.output, step.begin);
+  }
+
+  // Returns how many outputs the block has that begins at `output`, at most; those after the
+  // panel's are those of the unit that the thread takes next.
+  size_t outputs_at(size_t output) const {
+    if (output < panel.outputs) return std::min(panel.outputs - output, kLinearOutputs);
+    const bool all_columns = begin == 0 && end == panel.width;
+    return all_columns ? std::min(panel.next_outputs, kLinearOutputs) : 0;
   }
 
   const LinearPanel& panel;
@@ -132,6 +143,18 @@ struct Block {
     if (step.jump != 0) step.jump -= before;
   }
 
+  // Says which weights of the next block strip `index` of `count` prefetches: of R outputs, those
+  // of the next strip among them. All tiles of this block take part, so that the memory works all
+  // the time, not for the first tile only.
+  void fetch_next(Step& step, size_t index, size_t count) const {
+    const size_t outputs = order.outputs_at(stop);
+    step.ahead = step.jump = 0;
+    if (outputs == 0) return;
+    const size_t first = outputs * index / count;
+    step.ahead = step.jump =
+        order.place(stop + first, step.begin) - order.place(step.output, step.begin);
+  }
+
   const Order& order;
   const size_t begin;
   const size_t stop;
@@ -150,11 +173,17 @@ CXL_OFFLOAD_VECTOR void visit_step(Step& step, const Visit& visit) {
 template <size_t M, size_t R, class Visit>
 void visit_steps(const Order& order, const Visit& visit) {
   const LinearPanel& panel = order.panel;
+  const size_t tiles = panel.rows / M;
+  // Whether the weights of a block were prefetched while those before it were multiplied. With a
+  // single tile none are: the memory works all the time as it is.
+  bool fetched = tiles > 1 && panel.fetched && order.begin == 0;
   for (size_t begin = 0; begin < panel.outputs; begin += kLinearOutputs) {
     const Block<M, R> block(order, begin);
+    const size_t first = fetched ? 0 : 1;  // the tile that begins to prefetch the next block
     Step step;
     step.apart = block.apart();
     for (step.row = 0; step.row < panel.rows; step.row += M) {
+      const size_t tile = step.row / M;
       for (step.begin = order.begin; step.begin < order.end; step.begin += order.columns) {
         step.end = std::min(step.begin + order.columns, order.end);
         step.first = step.begin == order.begin;
@@ -162,7 +191,12 @@ void visit_steps(const Order& order, const Visit& visit) {
         step.sums = order.waiting.get();
         step.output = block.begin;
         for (size_t i = 0; i < block.strips; ++i, step.output += block.step_outputs()) {
-          if (step.row == 0) block.look_ahead(step);
+          if (tile < first) {
+            block.look_ahead(step);
+          } else {
+            block.fetch_next(step, (tile - first) * block.strips + i,
+                             (tiles - first) * block.strips);
+          }
           visit_step<M, R>(step, visit);
         }
         step.ahead = step.turn = step.jump = 0;
@@ -170,5 +204,6 @@ void visit_steps(const Order& order, const Visit& visit) {
         for (; step.output < block.stop; ++step.output) visit_step<M, 1>(step, visit);
       }
     }
+    fetched = tiles > 1;
   }
 }

@@ -2,6 +2,7 @@
 #ifndef CXL_OFFLOAD_KERNELS_LINEAR_PASS_H_
 #define CXL_OFFLOAD_KERNELS_LINEAR_PASS_H_
 
+#include <array>
 #include <cstddef>
 #include <memory>
 
@@ -25,12 +26,19 @@ inline constexpr size_t kLinearColumns = 4096;
 // A unit of work has a multiple of this many outputs, which every loop can divide evenly.
 inline constexpr size_t kLinearOutputs = 48;
 
+// What LinearPanel::near_bytes may be. With half of a first cache of 32 KiB, a tile stays there
+// while it is multiplied by many outputs; the other half is for weights and sums. With more, the
+// tile comes from the second cache, but the sums wait less often. Which one is faster depends on
+// the processor, and on how many tiles share the time in which the weights come from memory.
+inline constexpr std::array<size_t, 2> kNearBytes = {size_t{16} << 10, size_t{128} << 10};
+
 // Some outputs of all rows.
 struct LinearPanel {
   const float* x = nullptr;  // [rows][x_step], as LinearKernel::prepare wrote it
   size_t x_step = 0;
   size_t rows = 0;                    // whole tiles
   size_t tile = 0;                    // rows that are multiplied together: LinearKernel::tile_of
+  size_t near_bytes = kNearBytes[0];  // the most bytes of a tile in the columns of a strip
   const std::byte* weight = nullptr;  // those of the first output
   size_t weight_step = 0;             // bytes from one output to the next
   size_t outputs = 0;
@@ -47,6 +55,11 @@ struct LinearPanel {
   size_t scale_step = 0;        // elements from one output to the next
   size_t scale_group_step = 0;  // and from one group to the next
   float* sums = nullptr;        // [rows][outputs], written
+  // The weights that the thread multiplies after the panel's, which are prefetched: how many
+  // outputs they have, and whether the panel's own were prefetched that way.
+  const std::byte* next = nullptr;
+  size_t next_outputs = 0;
+  bool fetched = false;
 };
 
 // The most outputs that are multiplied together.

@@ -163,6 +163,32 @@ TEST(work_of_many_units_is_done_once_by_any_team) {
   CHECK(std::memcmp(one.y.data(), many.y.data(), one.y.size() * sizeof(float)) == 0);
 }
 
+// The first calls with several tiles try strips of few and of many columns in turns. With an odd
+// number of units, each unit is multiplied in both ways.
+TEST(a_row_has_the_same_bits_however_its_columns_are_cut) {
+  constexpr int64_t kRows = 17, kOutputs = 528, kWidth = 1500;
+  WorkerTeam alone({{-1, 1, {}}}), team({{-1, 3, {}}});
+  for (Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat32}) {
+    Layer layer({kRows, kOutputs, kWidth}, dtype);
+    std::vector<Bf16> x(layer.x.size());
+    std::ranges::transform(layer.x, x.begin(), [](float value) { return to_bf16(value); });
+    Linear all = layer.linear();
+    all.x = view_of(x.data(), Dtype::kBfloat16, {kRows, kWidth});
+    std::vector<float> rows(layer.y.size());
+    for (int64_t row = 0; row < kRows; ++row) {
+      Linear one = all;
+      one.x = view_of(x.data() + row * kWidth, Dtype::kBfloat16, {1, kWidth});
+      one.y = view_of(rows.data() + row * kOutputs, Dtype::kFloat32, {1, kOutputs});
+      run_linear(one, alone, best_isa());
+    }
+    for (int call = 0; call < 8; ++call) {
+      std::ranges::fill(layer.y, 0.0f);
+      run_linear(all, call % 4 == 3 ? team : alone, best_isa());
+      CHECK(layer.y == rows);
+    }
+  }
+}
+
 TEST(each_group_reads_the_copy_near_it) {
   for (Dtype dtype : {Dtype::kFloat16, Dtype::kUint8}) {
     Layer first({2, 3000, 128}, dtype), second({2, 3000, 128}, dtype);
