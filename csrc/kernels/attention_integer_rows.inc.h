@@ -36,7 +36,7 @@ CXL_OFFLOAD_VECTOR void add_query(const CodesOf& of, size_t count, size_t ahead,
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR void add_all(const CodesOf& of, size_t count, size_t ahead,
                                 const AttentionState& state) {
-  WholeWeights<kGroups, kAttentionBlock> weights;
+  WholeWeights<kGroups, kAttentionCodesBlock> weights;
   for (size_t query = 0; query < state.group; ++query) {
     weights.make(of, 0, count, 0, state.inverse, state.scores + query * kAttentionBlock);
     add_query<kGroups>(of, count, query == 0 ? ahead : 0, 0, query, weights, state);

@@ -127,7 +127,7 @@ CXL_OFFLOAD_VECTOR void ask_for(const CodesOf& of, size_t row, size_t ahead) {
 }
 
 // Adds a chunk of rows, times their weights, to the sums of a query. The products of one digit in a
-// lane add up to kAttentionBlock * 255 * 128 at most, which int32 and float hold exactly.
+// lane add up to kAttentionCodesBlock * 255 * 128 at most, which int32 and float hold exactly.
 // Long: one loop, whose sums stay in registers.
 template <size_t kGroups, class Weights>
 CXL_OFFLOAD_VECTOR void add_chunk(const CodesOf& of, size_t from, size_t count, size_t ahead,

@@ -11,7 +11,7 @@
 //
 // Rounding changes a number of q by at most g / (2 * kMostQuery), where g is the greatest number of
 // its group. It changes a weight times a step by at most g / (2 * kMostWeight), where g is the
-// greatest of up to kAttentionBlock rows.
+// greatest of up to kAttentionCodesBlock rows.
 
 constexpr size_t kDigits = 3;
 constexpr int kMostQuery = 4'160'000;   // 127 * 32768, less a margin for rounding

@@ -12,9 +12,11 @@
 
 namespace cxl_offload::kernels {
 
-// Positions of a block: K is read for all of them, then V. Blocks are long enough that the rows of
-// each stream from memory, and short enough that the scores between them stay in a near cache.
-inline constexpr size_t kAttentionBlock = 256;
+// The most positions of a block: K is read for all of them, then V. Blocks are long enough that the
+// rows of each stream from memory, and short enough that the scores between them stay in a near
+// cache. Those of codes have fewer, since the integers that weights become share a scale.
+inline constexpr size_t kAttentionBlock = 512;
+inline constexpr size_t kAttentionCodesBlock = 256;
 // The most rows that are prefetched before they are needed. The hardware's own prefetchers stop at
 // the end of a page, and the rows of one head may be pages apart.
 inline constexpr size_t kAttentionAhead = 64;

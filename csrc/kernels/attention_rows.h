@@ -134,7 +134,9 @@ class RowSource {
 class RowBlocks {
  public:
   RowBlocks(const Attention& a, RowSource source, AttentionRows& rows)
-      : source_(source), rows_(rows) {
+      : source_(source),
+        rows_(rows),
+        block_(a.k.dtype == Dtype::kUint8 ? kAttentionCodesBlock : kAttentionBlock) {
     std::tie(rows.k_in_line, rows.v_in_line) = source.in_line(a);
   }
 
@@ -142,11 +144,11 @@ class RowBlocks {
   void follow_with(RowSource later) { later_ = later; }
 
   bool next() {
-    constexpr size_t kAll = kAttentionBlock + kAttentionAhead;
+    const size_t all = block_ + kAttentionAhead;
     const size_t kept = held_ - rows_.count;
     for (size_t i = 0; i < kept; ++i) source_.copy(rows_, rows_.count + i, i);
-    held_ = source_.fill(rows_, kept, kAll);
-    rows_.count = std::min(held_, kAttentionBlock);
+    held_ = source_.fill(rows_, kept, all);
+    rows_.count = std::min(held_, block_);
     if (held_ == 0) return false;
     // Passes may read rows up to a whole number of kAttentionPad, so these belong to the source.
     size_t known = std::max(held_, round_up(rows_.count, kAttentionPad));
@@ -161,7 +163,8 @@ class RowBlocks {
   RowSource source_;
   std::optional<RowSource> later_;
   AttentionRows& rows_;
-  size_t held_ = 0;  // how many rows of the source have their places
+  const size_t block_;  // positions
+  size_t held_ = 0;     // how many rows of the source have their places
 };
 
 }  // namespace cxl_offload::kernels
