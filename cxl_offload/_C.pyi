@@ -595,6 +595,23 @@ def run_linear(
     isa: str = "",
     kernel: Kernel | None = None,
 ) -> None: ...
+def run_norm(
+    x: TensorView,
+    weight: TensorView,
+    y: TensorView,
+    eps: float,
+    team: WorkerTeam,
+    isa: str = "",
+) -> None: ...
+def run_plain_norm(
+    x: int,
+    weight: int,
+    y: int,
+    shape: tuple[int, int],
+    dtype: str,
+    eps: float,
+    team: WorkerTeam,
+) -> None: ...
 def update_traffic(
     streams: Sequence[tuple[int, int, bool]],
     blocks: int,

@@ -85,6 +85,7 @@ void bind_kernels(pybind11::module_& module);
 void bind_linear(pybind11::module_& module);
 void bind_lost(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
+void bind_norm(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
 void bind_replay(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);

@@ -63,6 +63,7 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used()) {
   bindings::bind_kernels(module);
   bindings::bind_attention(module);
   bindings::bind_linear(module);
+  bindings::bind_norm(module);
   bindings::bind_memory(module);
   bindings::bind_probe(module);
   bindings::bind_replay(module);

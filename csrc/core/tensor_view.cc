@@ -78,6 +78,12 @@ bool TensorView::is_contiguous() const {
   return true;
 }
 
+std::string type_and_shape(const TensorView& view) {
+  std::string joined;
+  for (int64_t length : view.shape) joined += (joined.empty() ? "" : ", ") + std::to_string(length);
+  return dtype_name(view.dtype) + " (" + joined + ")";
+}
+
 TensorView make_view(uintptr_t address, Dtype dtype, std::vector<int64_t> shape,
                      std::vector<int64_t> strides) {
   if (shape.size() != strides.size()) {

@@ -33,6 +33,9 @@ struct TensorView {
   bool is_contiguous() const;
 };
 
+// "float32 (2, 64)"
+std::string type_and_shape(const TensorView& view);
+
 // Throws InvalidArgument for a negative length, for another number of strides than of lengths, or
 // for an address that no element of this type can have.
 TensorView make_view(uintptr_t address, Dtype dtype, std::vector<int64_t> shape,

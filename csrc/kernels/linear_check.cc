@@ -9,12 +9,6 @@ namespace {
 
 constexpr int64_t kGroupCodes = 32;
 
-std::string text(const TensorView& view) {
-  std::string joined;
-  for (int64_t length : view.shape) joined += (joined.empty() ? "" : ", ") + std::to_string(length);
-  return dtype_name(view.dtype) + " (" + joined + ")";
-}
-
 bool rows_are_contiguous(const TensorView& view) {
   return view.shape[1] < 2 || view.strides[1] == 1;
 }
@@ -29,7 +23,7 @@ void check_matrices(const Linear& a) {
   for (const TensorView* view : {&a.x, &a.weight, &a.y}) {
     if (is_matrix(*view)) continue;
     throw InvalidArgument("linear: x, the weights and y must have two dimensions and contiguous " +
-                          std::string("rows; one of them is ") + text(*view));
+                          std::string("rows; one of them is ") + type_and_shape(*view));
   }
   for (const TensorView* view : {&a.x, &a.y}) {
     if (is_written(view->dtype)) continue;
@@ -40,12 +34,12 @@ void check_matrices(const Linear& a) {
     throw InvalidArgument("linear: weights of float8_e5m2 have no kernel; give float8_e4m3fn");
   }
   if (a.x.shape[1] != width_of(a)) {
-    throw InvalidArgument("linear: x " + text(a.x) + " has rows of another width than weights " +
-                          text(a.weight));
+    throw InvalidArgument("linear: x " + type_and_shape(a.x) +
+                          " has rows of another width than weights " + type_and_shape(a.weight));
   }
   if (a.y.shape[0] != a.x.shape[0] || a.y.shape[1] != a.weight.shape[0]) {
-    throw InvalidArgument("linear: y " + text(a.y) + " does not fit x " + text(a.x) +
-                          " and weights " + text(a.weight));
+    throw InvalidArgument("linear: y " + type_and_shape(a.y) + " does not fit x " +
+                          type_and_shape(a.x) + " and weights " + type_and_shape(a.weight));
   }
 }
 
@@ -57,7 +51,8 @@ void check_groups(const Linear& a) {
                     groups.shape[2] == 2 && groups.strides[2] == 1 &&
                     (groups.shape[1] < 2 || groups.strides[1] == 2);
   if (!fits) {
-    throw InvalidArgument("linear: 4-bit codes " + text(a.weight) + " with scales " + text(groups) +
+    throw InvalidArgument("linear: 4-bit codes " + type_and_shape(a.weight) + " with scales " +
+                          type_and_shape(groups) +
                           "; give float16 (outputs, groups, 2), the last two contiguous");
   }
   const int64_t count = groups.shape[1];
@@ -73,7 +68,8 @@ void check_scale(const Linear& a) {
                     scale.shape[0] == a.weight.shape[0] && scale.shape[1] > 0 &&
                     width_of(a) % scale.shape[1] == 0;
   if (!fits) {
-    throw InvalidArgument("linear: scales " + text(scale) + " for weights " + text(a.weight) +
+    throw InvalidArgument("linear: scales " + type_and_shape(scale) + " for weights " +
+                          type_and_shape(a.weight) +
                           "; give float32 (outputs, groups), groups dividing a row");
   }
   if (scale.shape[1] > 1 && dtype_bytes(a.weight.dtype) > 1) {
@@ -99,8 +95,8 @@ void check_linear(const Linear& a) {
       is_written(a.bias.dtype) && a.bias.is_contiguous()) {
     return;
   }
-  throw InvalidArgument("linear: bias " + text(a.bias) + " for weights " + text(a.weight) +
-                        "; give one contiguous number an output");
+  throw InvalidArgument("linear: bias " + type_and_shape(a.bias) + " for weights " +
+                        type_and_shape(a.weight) + "; give one contiguous number an output");
 }
 
 }  // namespace cxl_offload::kernels

@@ -141,23 +141,35 @@ def check_class(tensor: object, name: str) -> None:
         )
 
 
+def is_recording() -> bool:
+    """Whether torch records operators (``torch.jit.trace``, ``make_fx``), which kernels are not."""
+    return torch._C._is_tracing() or (
+        torch._C._len_torch_dispatch_stack() > 0
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    )
+
+
 def refuse_recording(function: str) -> None:
     """Refuses to compute while torch records operators, which would not see a kernel's work.
 
     Raises
     ------
     RuntimeError
-        Under ``torch.jit.trace`` or ``make_fx``; the message names the operator to call instead.
+        Under ``torch.jit.trace`` or ``make_fx``; the message names the operator to call instead, if
+        there is one.
     """
-    if torch._C._is_tracing() or (
-        torch._C._len_torch_dispatch_stack()
-        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
-    ):
-        raise RuntimeError(
-            f"{function}: torch records operators here (jit.trace, make_fx), and this call would "
-            f"be missing; call torch.ops.cxl_offload.{function} instead, which "
+    if not is_recording():
+        return
+    instead = "compute it by torch's operators there"
+    if function in _OPERATOR_MODULES:
+        instead = (
+            f"call torch.ops.cxl_offload.{function} instead, which "
             f"cxl_offload.ops.{_OPERATOR_MODULES[function]} registers"
         )
+    raise RuntimeError(
+        f"{function}: torch records operators here (jit.trace, make_fx), and this call would "
+        f"be missing; {instead}"
+    )
 
 
 def refuse_derivatives(function: str, *tensors: object) -> None:

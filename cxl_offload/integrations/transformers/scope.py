@@ -40,13 +40,10 @@ from cxl_offload.integrations.transformers.conventions import (
 )
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.layer_shares import split_for
-from cxl_offload.integrations.transformers.linear_layers import (
-    Fastest,
-    rows_of_linear_layers,
-    take_linear_layers,
-)
+from cxl_offload.integrations.transformers.linear_layers import Fastest, rows_of_linear_layers
 from cxl_offload.integrations.transformers.model_device import ModelDevice
 from cxl_offload.integrations.transformers.near_caches import check_room
+from cxl_offload.integrations.transformers.norm_layers import take_kernel_layers
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
 from cxl_offload.integrations.transformers.prefixes import PrefixReuse, checked_prefixes
@@ -301,7 +298,7 @@ class Offloaded:
                 )
             self._before_every_step(stack, ThreadsOfAStep(self._attention))
             if self.linear_rows:
-                take_linear_layers(self.model, self.linear_rows, self._attention, self.store, stack)
+                take_kernel_layers(self.model, self.linear_rows, self._attention, self.store, stack)
             if self.rows_at_once is not None:
                 states = self.streamed_states
                 take_layers(self.model, self.rows_at_once, self._kv, stack, states)

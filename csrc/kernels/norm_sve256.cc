@@ -1,0 +1,33 @@
+// Norms with SVE, in vectors of 256 bits.
+#include "kernels/norm_pass.h"
+#include "kernels/vector/vector.h"
+
+#if CXL_OFFLOAD_SVE256
+
+#include "kernels/vector/target_sve256.inc.h"
+
+namespace cxl_offload::kernels {
+namespace {
+
+// The order matters: each file uses what those before it define.
+#include "kernels/vector/sve256.inc.h"
+//
+#include "kernels/norm_loop.inc.h"
+
+}  // namespace
+
+NormPass norm_pass_sve256(Dtype dtype) { return find_pass(dtype); }
+
+}  // namespace cxl_offload::kernels
+
+#include "kernels/vector/target_end.inc.h"
+
+#else
+
+namespace cxl_offload::kernels {
+
+NormPass norm_pass_sve256(Dtype) { return nullptr; }
+
+}  // namespace cxl_offload::kernels
+
+#endif  // CXL_OFFLOAD_SVE256
