@@ -11,7 +11,7 @@ namespace cxl_offload::kernels {
 namespace {
 
 // With fewer elements than this, waking threads would take longer than the work.
-constexpr size_t kFewestNormElements = size_t{64} << 10;
+constexpr size_t kFewestNormElements = size_t{128} << 10;
 // A thread takes about so many elements at a time.
 constexpr size_t kNormUnitElements = size_t{32} << 10;
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -84,6 +85,10 @@ def test_norms_are_torchs_where_the_kernel_cannot_say_the_same(
             assert len(calls) == len(seen) == 1
             assert torch.equal(norm(x.double()), kind.forward(norm, x.double()))
             assert torch.equal(norm(x.bfloat16()), kind.forward(norm, x.bfloat16()))
+            assert torch.equal(
+                torch.compile(norm.forward, backend="eager", fullgraph=True)(x), stock
+            )
+            assert torch.equal(make_fx(lambda rows: norm.forward(rows))(x)(x), stock)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 assert torch.equal(norm(x), stock)
         norm(x).sum().backward()
@@ -111,7 +116,7 @@ def test_norms_that_somebody_changed_are_left_alone(session: Session, calls: lis
 def test_copies_of_a_model_in_a_block_compute_by_themselves(session: Session) -> None:
     model = make("llama")
     ids = torch.tensor([[5, 6, 7]])
-    with offload(model, {}, linear_rows=4, session=session), torch.no_grad():
+    with offload(model, {"weights": "bind:1"}, linear_rows=4, session=session), torch.no_grad():
         norm = copy.deepcopy(model.model.norm)
         norm.weight.mul_(2)
         x = torch.randn(1, 3, 64)
