@@ -15,6 +15,7 @@ import cxl_offload
 from cxl_offload.errors import MemoryLostError
 from cxl_offload.memory import Bind, Session, SharedRegion, survive_memory_errors, written_anew
 from cxl_offload.ops.linear import linear
+from cxl_offload.ops.norm import rms_norm, rms_norm_or_none
 from cxl_offload.ops.optimizer import OnePassOptimizer
 from tests.memory.failures import lose
 
@@ -133,6 +134,18 @@ def test_linear_refuses_lost_memory(lost: str) -> None:
     lose(given[lost].data_ptr())
     with pytest.raises(MemoryLostError):
         linear(given["x"], given["weight"], given["bias"])
+
+
+@pytest.mark.parametrize("lost", ["x", "weight"])
+def test_norms_refuse_lost_memory(lost: str) -> None:
+    given = {"x": placed(4, 1024), "weight": placed(1024)}
+    expected = rms_norm(given["x"], given["weight"], 1e-6)
+    lose(placed(1024).data_ptr())
+    assert torch.equal(rms_norm(given["x"], given["weight"], 1e-6), expected)
+    lose(given[lost].data_ptr())
+    for norm in (rms_norm, rms_norm_or_none):
+        with pytest.raises(MemoryLostError):
+            norm(given["x"], given["weight"], 1e-6)
 
 
 def test_operators_of_torch_are_interrupted_when_they_return() -> None:

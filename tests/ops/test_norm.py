@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cxl_offload import _C
-from cxl_offload.ops.norm import rms_norm, rms_norm_of_plain_rows
+from cxl_offload.ops.norm import rms_norm, rms_norm_or_none
 from cxl_offload.ops.view import FLOATS
 
 from .test_linear import draw
@@ -133,12 +133,15 @@ def test_norms_of_any_shape_are_those_of_torch(
     assert_as_torch(rms_norm(x, weight, eps, isa=isa), by_torch(x, weight, eps), steps=2)
 
 
-def test_plain_rows_give_the_same_bits_and_others_are_passed_on() -> None:
+def test_rows_by_their_address_give_the_same_bits_and_others_are_passed_on() -> None:
     x, weight = draw(2, 3, 64), torch.nn.Parameter(draw(64, seed=1))
     with torch.no_grad():
-        found = rms_norm_of_plain_rows(x, weight, EPS)
+        found = rms_norm_or_none(x, weight, EPS)
         assert found is not None
         assert torch.equal(found, rms_norm(x, weight, EPS))
+        apart = rms_norm_or_none(draw(2, 5, 80)[..., 9:73], weight, EPS)
+        assert apart is not None
+        assert torch.equal(apart, rms_norm(draw(2, 5, 80)[..., 9:73], weight, EPS))
     others: list[tuple[Any, Any]] = [
         (x.double(), weight.double()),
         (x, weight.bfloat16()),
@@ -147,12 +150,14 @@ def test_plain_rows_give_the_same_bits_and_others_are_passed_on() -> None:
         (x.to("meta"), weight),
         (x, weight.to("meta")),
         (x[:0], weight),
+        (x.to_sparse(), weight),
+        (torch.tensor(1.0), weight),
         (x, draw(1, 64)),
         (x, torch.tensor(1.0)),
         (x, draw(128)[::2]),
     ]
     for rows, weights in others:
-        assert rms_norm_of_plain_rows(rows, weights, EPS) is None
+        assert rms_norm_or_none(rows, weights, EPS) is None
 
 
 def test_norms_refuse_what_they_cannot_do() -> None:

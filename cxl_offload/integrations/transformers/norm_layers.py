@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from cxl_offload.integrations.transformers.attention import BlockAttention
 from cxl_offload.integrations.transformers.linear_layers import Fastest, take_linear_layers
 from cxl_offload.objects.kind_store import TierStore
-from cxl_offload.ops.norm import rms_norm_of_plain_rows
+from cxl_offload.ops.norm import rms_norm_or_none
 from cxl_offload.ops.view import is_recording
 
 
@@ -80,9 +81,10 @@ def _forward(block: BlockAttention) -> Callable[[Any, torch.Tensor], torch.Tenso
             and not is_compiling()
             and not torch.is_autocast_enabled("cpu")
             and not is_recording()
+            and forward_ad._current_level < 0
         ):
             eps = module.variance_epsilon
-            y = rms_norm_of_plain_rows(hidden_states, module.weight, eps, block.team)
+            y = rms_norm_or_none(hidden_states, module.weight, eps, block.team)
             if y is not None:
                 return y
         stock: torch.Tensor = type(module).forward(module, hidden_states)

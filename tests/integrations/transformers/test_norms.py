@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -67,6 +68,7 @@ def test_norms_are_taken_by_what_they_compute(
         assert not _changed(model)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # of torch's own tangents
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, Qwen3RMSNorm])
 def test_norms_are_torchs_where_the_kernel_cannot_say_the_same(
     kind: type[nn.Module], session: Session, calls: list[Any]
@@ -89,6 +91,9 @@ def test_norms_are_torchs_where_the_kernel_cannot_say_the_same(
                 torch.compile(norm.forward, backend="eager", fullgraph=True)(x), stock
             )
             assert torch.equal(make_fx(lambda rows: norm.forward(rows))(x)(x), stock)
+            with forward_ad.dual_level():
+                moving = forward_ad.make_dual(x, torch.ones_like(x))
+                assert forward_ad.unpack_dual(norm.forward(moving)).tangent is not None
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 assert torch.equal(norm(x), stock)
         norm(x).sum().backward()
