@@ -21,15 +21,10 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.model_folder import base_of_adapter
 from cxl_offload.integrations.transformers.bitsandbytes_weights import PACKAGE as BITSANDBYTES
-from cxl_offload.integrations.transformers.config_checks import (
-    check_sizes,
-    described_by,
-)
+from cxl_offload.integrations.transformers.config_checks import GGUF, check_sizes, described_by
 from cxl_offload.integrations.transformers.int4_checkpoints import METHODS as INT4_METHODS
 from cxl_offload.integrations.transformers.int4_checkpoints import as_ours
 from cxl_offload.integrations.transformers.read_errors import UNREADABLE, first_line
-
-GGUF = ".gguf"
 
 _LATE = "compressed-tensors"
 """Weights that transformers decompresses in the first forward pass, unless it is told to before."""

@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from transformers import DynamicCache
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import shown
-from cxl_offload.integrations.transformers.read_errors import KeptWarnings, unreadable
+from cxl_offload.integrations.transformers.read_errors import UNREADABLE, KeptWarnings, unreadable
+
+GGUF = ".gguf"
+"""How names of such files end."""
 
 MOST_LAYERS = 2000
 """Of a model: ten times what the deepest ones have, and built without weights in seconds."""
@@ -175,12 +179,15 @@ def _is_whole(value: Any) -> bool:
 
 
 def _said(file: Path) -> Mapping[str, Any]:
-    """What a file of JSON says; nothing where it cannot be read, which the libraries tell."""
-    if file.suffix != ".json":
-        return {}  # of GGUF
+    """What a file says of a model, by transformers' keys.
+
+    Nothing where it cannot be read, which the libraries tell.
+    """
     try:
+        if file.suffix == GGUF:
+            return load_gguf_checkpoint(str(file), return_tensors=False)["config"]  # type: ignore[no-any-return]
         said = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    except UNREADABLE:
         return {}
     return said if isinstance(said, dict) else {}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,6 +204,66 @@ def test_positions_that_a_model_may_have_are_taken(
 ) -> None:
     model = changed(folder, tmp_path / "model", **config)
     assert run(command(model, "--place", "kv=cxl", "--gen-len", "2")) == 0
+
+
+def described_by_gguf(file: Path, **said: Any) -> Path:
+    """A file of GGUF with the numbers of a model, and no weights of it."""
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    numbers = {
+        "block_count": 2,
+        "embedding_length": 64,
+        "feed_forward_length": 128,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "context_length": 512,
+        "vocab_size": 300,
+        "rope.freq_base": 1e4,
+    }
+    writer = gguf.GGUFWriter(file, "llama")
+    for key, value in {**numbers, **said}.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"llama.{key}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return file
+
+
+@pytest.mark.usefixtures("nothing_built")
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("block_count", 0, "num_hidden_layers: must be at least 1, not 0"),
+        ("block_count", 10**9, f"num_hidden_layers: must be at most {MOST_LAYERS}, not 1000000000"),
+        ("embedding_length", 0, "hidden_size: must be at least 1, not 0"),
+        ("feed_forward_length", 0, "intermediate_size: must be at least 1, not 0"),
+        ("attention.head_count", 0, "num_attention_heads: must be at least 1, not 0"),
+        ("attention.head_count_kv", 0, "num_key_value_heads: must be at least 1, not 0"),
+        ("attention.head_count_kv", 3, "4 heads of attention are no multiple of 3"),
+        ("context_length", 0, "max_position_embeddings: must be at least 1, not 0"),
+        ("vocab_size", 0, "vocab_size: must be at least 1, not 0"),
+        ("rope.freq_base", math.nan, f"rope_theta: {ABOVE_0} nan"),
+        ("rope.freq_base", 0.0, f"rope_theta: {ABOVE_0} 0.0"),
+        ("rope.freq_base", -1e4, f"rope_theta: {ABOVE_0} -10000.0"),
+    ],
+)
+def test_number_of_a_gguf_file_that_no_model_has_is_refused_before_anything_is_built(
+    key: str, value: float, said: str, tmp_path: Path
+) -> None:
+    file = described_by_gguf(tmp_path / "model.gguf", **{key: value})
+    with pytest.raises(ConfigError) as refused:
+        load(file, {"weights": "bind:0"})
+    assert str(refused.value).startswith(f"{file}: ")
+    assert said in str(refused.value)
+
+
+@pytest.mark.usefixtures("nothing_built")
+@pytest.mark.parametrize("kept", [0, 3, 4, 20, 60, -1])
+def test_gguf_file_that_is_cut_off_is_refused(kept: int, tmp_path: Path) -> None:
+    file = described_by_gguf(tmp_path / "model.gguf")
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ConfigError, match=re.escape(f"{file}: ")):
+        load(file, {"weights": "bind:0"})
 
 
 def test_configuration_of_a_part_is_named_with_the_part(folder: Path, tmp_path: Path) -> None:
