@@ -11,8 +11,7 @@ from transformers import AutoTokenizer
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.model_folder import base_of_adapter
 from cxl_offload.integrations.transformers.checkpoint import ModelFiles
-from cxl_offload.integrations.transformers.config_checks import GGUF
-from cxl_offload.integrations.transformers.config_checks import warnings_kept
+from cxl_offload.integrations.transformers.config_checks import GGUF, warnings_kept
 from cxl_offload.integrations.transformers.read_errors import UNREADABLE, first_line
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
