@@ -15,8 +15,8 @@ from cxl_offload.memory import Session
 from .models import ALIKE, FAMILIES, ONLY_EAGER, generate, make, prompts
 
 CXL = {"kv": "bind:2"}
-HELPED = tuple(family for family in ALIKE if family not in ("llama", "mistral", "gemma3", "gpt2"))
-"""The others, but for GPT-2, are in test_tokens.py: candidates out of full windows."""
+HELPED = tuple(family for family in ALIKE if family not in ("llama", "mistral", "gemma3"))
+"""The others are in test_tokens.py: candidates out of full windows."""
 DRAWN: dict[str, Any] = {"do_sample": True, "top_p": 0.95, "temperature": 0.8}
 
 
@@ -64,18 +64,42 @@ def erring(model: PreTrainedModel) -> PreTrainedModel:
 def test_tokens_of_an_assistant_are_those_of_the_model_alone(family: str, session: Session) -> None:
     model = make(family)
     assistant = erring(model)
-    alone = generate(model, "sdpa", **one_row())
-    assert torch.equal(generate(model, **one_row(), assistant_model=assistant), alone)
+    one = {**one_row(), "max_new_tokens": 24}  # more than it drafts at once
+    alone = generate(model, "sdpa", **one)
+    assert torch.equal(generate(model, **one, assistant_model=assistant), alone)
     with (
         offload(model, CXL, session=session) as done,
         offload(assistant, {"kv": "bind:1"}, session=session) as helped,
     ):
-        tokens = generate(model, **one_row(), assistant_model=assistant)
+        tokens = generate(model, **one, assistant_model=assistant)
         assert session.stats().nodes[1].peak_bytes > 0
     layers = model.config.num_hidden_layers
     assert torch.equal(tokens, alone)
     assert done.calls.several >= layers
     assert done.calls.prompt == layers
+    assert not done.calls.own
+    assert helped.calls.kernel > 0
+
+
+@pytest.mark.parametrize("family", ALIKE)
+def test_tokens_drawn_with_an_assistant_are_those_that_stock_draws(
+    family: str, session: Session
+) -> None:
+    """The assistant draws its candidates, and the model draws whether it takes them."""
+    model = make(family)
+    assistant, options = erring(model), {**one_row(), **DRAWN, "max_new_tokens": 24}
+    torch.manual_seed(7)
+    stock = generate(model, "sdpa", **options, assistant_model=assistant)
+    other = generate(model, **options, assistant_model=assistant)
+    with (
+        offload(model, CXL, session=session) as done,
+        offload(assistant, {"kv": "bind:1"}, session=session) as helped,
+    ):
+        torch.manual_seed(7)
+        tokens = generate(model, **options, assistant_model=assistant)
+    assert torch.equal(tokens, stock)
+    assert not torch.equal(other, stock)  # they are drawn
+    assert done.calls.several >= model.config.num_hidden_layers
     assert not done.calls.own
     assert helped.calls.kernel > 0
 
