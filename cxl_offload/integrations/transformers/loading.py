@@ -52,6 +52,7 @@ _SETTER = "set_param_for_module"
 _SETTER_PARAMETERS = ["model", "target_name", "param_value", "loading_info", "hf_quantizer"]
 _ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
 _one_load = threading.Lock()
+_forked_midway = False
 
 
 def load(
@@ -100,7 +101,7 @@ def load(
     ------
     ConfigError
         No checkpoint there, one that is quantized in a way that transformers cannot load here, or
-        an unknown kind, tier or node.
+        an unknown kind, tier or node; or a process that was forked while another thread loaded.
     MemoryError
         A node has no room: one line, before a weight is read. Of a quantized checkpoint the least
         that its files say is known by then, and the rest where it is allocated.
@@ -123,7 +124,7 @@ def load(
     files = FileWeights(found.folder)
     reads = reads_of_weights()
     loading = _Loading(store, files, reads)
-    with _one_load, reads, _setting_in(loading), unloadable(found.path):
+    with _alone(), reads, _setting_in(loading), unloadable(found.path):
         ask_for_first_pages(found.folder)
         model, said = auto_class(config).from_pretrained(
             found.folder, dtype=found.dtype(dtype), output_loading_info=True, **options
@@ -267,6 +268,27 @@ class _Loading:
             self._store.count(weight, kind, part, held)
         if held_in:
             set_loaded(weight, self._store.parts[kind])
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One load at a time, since transformers is changed for all threads meanwhile."""
+    if _forked_midway:
+        raise ConfigError(
+            "this process was forked while another thread loaded a model, and has half of its "
+            "work; load in the parent, or start a new process"
+        )
+    with _one_load:
+        yield
+
+
+def _look_in_child() -> None:
+    """A thread that loaded is not in the child, but what it changed is, and its lock."""
+    global _forked_midway
+    _forked_midway = _one_load.locked()
+
+
+os.register_at_fork(after_in_child=_look_in_child)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import gc
 import itertools
 import mmap
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,12 @@ from transformers import (
 )
 
 import cxl_offload
+from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import load, offload, weight_reads
 from cxl_offload.memory import Session
 from cxl_offload.objects.load_parts import AT_ONCE, FAULT_IN, READING, LoadClock
 from cxl_offload.objects.mapped_ranges import cached_bytes
+from cxl_offload.topology import load_machine
 from cxl_offload.transfer import file_reads
 from cxl_offload.transfer.file_reads import FilePart, FileReads
 
@@ -243,3 +246,44 @@ def test_stacked_experts_are_read_from_their_file(tmp_path: Path, parts: list[Fi
     assert same_weights(model, AutoModelForCausalLM.from_pretrained(tmp_path))
     experts = 3 * 4 * 512 * 1024 * 4
     assert sum(part.nbytes for part in parts) >= experts
+
+
+def said_by_child(folder: Path) -> str:
+    """What a load in a forked child says; empty: it loaded. A load that hangs ends the child."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(PATIENCE_S)
+            load(folder, {"weights": "bind:0"}, session=Session.simulated(load_machine("spr-1")))
+        except ConfigError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        said = pipe.read().decode()
+    assert os.waitpid(child, 0)[1] == 0
+    return said
+
+
+def test_child_forked_amid_a_load_of_another_thread_is_refused_and_does_not_hang(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, goes_on, start = threading.Event(), threading.Event(), FileReads.start
+
+    def waiting(reads: FileReads, *args: Any, **options: Any) -> None:
+        reached.set()
+        assert goes_on.wait(PATIENCE_S)
+        start(reads, *args, **options)
+
+    monkeypatch.setattr(FileReads, "start", waiting)
+    thread = threading.Thread(target=load, args=(folder, {"weights": "bind:0"}))
+    thread.start()
+    assert reached.wait(PATIENCE_S)
+    try:
+        assert "was forked while another thread loaded a model" in said_by_child(folder)
+    finally:
+        goes_on.set()
+        thread.join()
+    assert not said_by_child(folder)
