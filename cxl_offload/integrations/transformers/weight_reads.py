@@ -34,7 +34,7 @@ def ask_for_first_pages(folder: Path) -> None:
     on some drives, all of which is read past the page cache later. The kernel reads what was asked
     for meanwhile. A file that cannot be read is left to who loads it.
     """
-    for path in folder.glob("*.safetensors"):
+    for path in filter(Path.is_file, folder.glob("*.safetensors")):  # to open a pipe would wait
         with suppress(*_FOUND_UNREADABLE), path.open("rb", buffering=0) as file:
             number = file.fileno()
             os.posix_fadvise(number, 0, 0, os.POSIX_FADV_RANDOM)  # no readahead

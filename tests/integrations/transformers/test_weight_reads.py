@@ -231,6 +231,16 @@ def test_pages_of_a_broken_file_are_left_to_who_loads_it(tmp_path: Path, broken:
     weight_reads.ask_for_first_pages(tmp_path)
 
 
+def test_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    asking = threading.Thread(
+        target=weight_reads.ask_for_first_pages, args=(tmp_path,), daemon=True
+    )
+    asking.start()
+    asking.join(PATIENCE_S)
+    assert not asking.is_alive()
+
+
 def test_stacked_experts_are_read_from_their_file(tmp_path: Path, parts: list[FilePart]) -> None:
     config = MixtralConfig(
         vocab_size=64,
