@@ -142,8 +142,14 @@ def take_linear_layers(
     for layer in layers:
         forward = _forward(most, block, measured)
         layer.forward = types.MethodType(forward, layer)  # type: ignore[method-assign]
-        stack.callback(delattr, layer, "forward")
+        stack.callback(give_back_forward, layer, layer.forward)
     return len(layers)
+
+
+def give_back_forward(layer: nn.Module, ours: object) -> None:
+    """Undo what a block put in place of ``forward``; what somebody put there since then stays."""
+    if vars(layer).get("forward") is ours:
+        del layer.forward
 
 
 def _forward(
@@ -152,9 +158,12 @@ def _forward(
     """Of one layer, on the threads that the block's attention has."""
     prepared: PreparedLinear | None = None
 
-    def forward(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    def forward(layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as torch
         nonlocal prepared
-        weight, bias = layer.weight, layer.bias
+        if type(layer) is not nn.Linear:  # it became one of another class in the block
+            stock: torch.Tensor = type(layer).forward(layer, input)
+            return stock
+        x, weight, bias = input, layer.weight, layer.bias
         if (
             x.numel() <= rows * weight.shape[1]
             and x.dtype is weight.dtype

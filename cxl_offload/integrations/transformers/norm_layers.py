@@ -14,7 +14,11 @@ from torch.compiler import is_compiling
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from cxl_offload.integrations.transformers.attention import BlockAttention
-from cxl_offload.integrations.transformers.linear_layers import Fastest, take_linear_layers
+from cxl_offload.integrations.transformers.linear_layers import (
+    Fastest,
+    give_back_forward,
+    take_linear_layers,
+)
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.ops.norm import rms_norm_or_none
 from cxl_offload.ops.view import is_recording
@@ -68,7 +72,7 @@ def take_norm_layers(model: nn.Module, block: BlockAttention, stack: contextlib.
     taken = [module for module in model.modules() if _is_known(module)]
     for module in taken:
         module.forward = types.MethodType(_forward(block), module)
-        stack.callback(delattr, module, "forward")
+        stack.callback(give_back_forward, module, module.forward)
     return len(taken)
 
 

@@ -131,3 +131,33 @@ def test_copies_of_a_model_in_a_block_compute_by_themselves(session: Session) ->
         expected = model(ids).logits
     with torch.no_grad():
         assert torch.allclose(model(ids).logits, expected, atol=1e-5)
+
+
+class _Doubled(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as torch
+        return 2 * super().forward(input)
+
+
+def test_forward_that_somebody_sets_in_the_block_holds_in_it_and_stays(session: Session) -> None:
+    model = make("llama")
+    norm, layer = model.model.norm, model.lm_head
+    with offload(model, CXL, linear_rows=4, session=session):
+        for each in (norm, layer):
+            each.forward = lambda x: torch.zeros_like(x)  # type: ignore[method-assign]
+    x = torch.ones(1, norm.weight.shape[0])
+    with torch.no_grad():
+        assert not norm(x).any()
+        assert not layer(x).any()
+    del norm.forward, layer.forward
+    assert not _changed(model)
+
+
+def test_layer_that_becomes_another_class_in_the_block_computes_as_that(session: Session) -> None:
+    model = make("llama")
+    layer = model.lm_head
+    x = torch.ones(1, layer.in_features)
+    with torch.no_grad(), offload(model, CXL, linear_rows=4, session=session):
+        once = layer(input=x)  # by torch's name
+        layer.__class__ = _Doubled
+        assert torch.equal(layer(x), 2 * torch.nn.functional.linear(x, layer.weight))
+    assert torch.allclose(once, torch.nn.functional.linear(x, layer.weight), atol=1e-4)
