@@ -53,7 +53,8 @@ def use(session: Session) -> Iterator[Session]:
         yield session
     finally:
         with _lock:
-            _stack.remove(session)
+            if session in _stack:  # not where a process was forked in the block, and ends it
+                _stack.remove(session)
 
 
 def _forget_in_child() -> None:

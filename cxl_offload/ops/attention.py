@@ -158,7 +158,7 @@ def decode_attention_partial(
     to no part: they are one of their own, of zeros and the sinks as ``log_sum_exp``.
     """
     out = torch.empty_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
-    sums = torch.empty(q.shape[:-1], dtype=torch.float32)
+    sums = torch.empty(q.shape[:-1], dtype=torch.float32, device="cpu")
     _run(q, k, v, out, sums, sinks=None, **options)
     return Partial(out, sums)
 

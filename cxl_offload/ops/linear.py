@@ -101,7 +101,7 @@ def linear(
         matrix, dtypes = as_of_now(weight), WEIGHT_DTYPES
     bias, scale = as_of_now(bias), as_of_now(scale)
     dtype = x.dtype if out_dtype is None else out_dtype
-    out = torch.empty(rows.shape[0], matrix.shape[0], dtype=dtype)
+    out = torch.empty(rows.shape[0], matrix.shape[0], dtype=dtype, device="cpu")
     team = team_for(threads)
     _C.run_linear(
         tensor_view(rows, "x", strided=True),
@@ -122,6 +122,7 @@ def _rows_of(x: torch.Tensor) -> torch.Tensor:
     check_class(x, "x")
     if x.dim() == 0:
         raise ValueError("linear: x has no dimension; give it (..., width)")
+    x = x.resolve_neg()
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
@@ -199,7 +200,7 @@ class SinglePrecisionLinear:
     """
 
     def __init__(self) -> None:
-        self._buffer = torch.empty(0)
+        self._buffer = torch.empty(0, device="cpu")
 
     def __call__(
         self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -223,7 +224,7 @@ class SinglePrecisionLinear:
         if not on_cpu:
             return functional.linear(inputs, weight, bias)
         rows = inputs.float().reshape(-1, width)
-        result = torch.empty(rows.shape[0], outputs, dtype=torch.float16)
+        result = torch.empty(rows.shape[0], outputs, dtype=torch.float16, device="cpu")
         parts = max(1, -(-weight.numel() // BUFFER_ELEMENTS))
         step = max(1, -(-outputs // parts))
         for start in range(0, outputs, step):
@@ -239,5 +240,5 @@ class SinglePrecisionLinear:
     def _single(self, weight: torch.Tensor) -> torch.Tensor:
         """A copy in the buffer, which the next call overwrites."""
         if self._buffer.numel() < weight.numel():
-            self._buffer = torch.empty(weight.numel())
+            self._buffer = torch.empty(weight.numel(), device="cpu")
         return copy_whole(self._buffer[: weight.numel()].view(weight.shape), weight)

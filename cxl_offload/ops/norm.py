@@ -68,10 +68,13 @@ def rms_norm(
     x, weight = as_of_now(x), as_of_now(weight)
     if x.dim() == 0:
         raise ValueError("rms_norm: x has no dimension; give it (..., width)")
+    if not eps >= 0:
+        raise ValueError(f"rms_norm: eps {eps}; give a number of at least 0")
+    x = x.resolve_neg()
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     viewed = tensor_view(rows, "x", strided=True)
-    y = torch.empty(rows.shape, dtype=rows.dtype)
+    y = torch.empty_like(rows, memory_format=torch.contiguous_format)
     weights, written = tensor_view(weight, "weight"), tensor_view(y, "y")
     _C.run_norm(viewed, weights, written, float(eps), team_for(threads), isa)
     return y.view(x.shape)

@@ -304,6 +304,8 @@ def plan_text(plan: Plan) -> str:
     head = (
         "# Made by cxl-offload plan. Bytes and seconds; every speed is predicted, none measured.\n"
     )
+    if plan.policies:
+        head += "# policies is what runs; homes, the bytes that follow from it, change nothing.\n"
     body = yaml.safe_dump(encode(plan), sort_keys=False, width=100, allow_unicode=True)
     return head + str(body)
 

@@ -14,8 +14,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cxl_offload import _C
-from cxl_offload.memory import Bind, FirstTouch, Interleave, Preferred, Session, Weighted
+from cxl_offload.memory import (
+    Bind,
+    FirstTouch,
+    Interleave,
+    Preferred,
+    Session,
+    Weighted,
+    current_session,
+    use,
+)
+from cxl_offload.topology import load_machine
 
+from ..placement.child import run_in_child
 from .machines import GIB, KIB, MIB, simulated_memory
 from .pages import PAGE, mappings_over, nodes_of, resident_bytes
 
@@ -352,6 +363,16 @@ def test_forked_child_reads_and_leaves_the_pool_alone() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert ctypes.string_at(block.address, 16) == b"\x2a" * 16
     assert session.allocate(4 * MIB, Bind((0,))).address != block.address
+
+
+def test_child_that_was_forked_within_use_leaves_its_block() -> None:
+    """No session is in use in it, and an error of its own is not hidden by another."""
+    with use(Session.simulated(load_machine("epyc9354-cxl-a"))) as session:
+        block = use(session)
+        block.__enter__()
+        run_in_child(lambda: block.__exit__(None, None, None))
+        assert current_session() is session
+        block.__exit__(None, None, None)
 
 
 def test_allocations_may_outlive_the_interpreter_s_last_breath() -> None:

@@ -250,6 +250,16 @@ def test_linear_refuses_what_it_cannot_do() -> None:
         linear(x.requires_grad_(), weight)
 
 
+def test_default_device_and_conjugates_change_nothing() -> None:
+    x, weight = torch.randn(2, 8), torch.randn(4, 8)
+    negative = torch.complex(torch.zeros(2, 8), -x).conj().imag
+    assert negative.is_neg()
+    expected = linear(x, weight)
+    assert torch.equal(linear(negative, weight), expected)
+    with torch.device("meta"):
+        assert torch.equal(linear(x, weight), expected)
+
+
 def test_narrow_layers_with_many_rows_take_little_memory() -> None:
     """Sums were made for the outputs that a megabyte of weights has, whether there are any."""
     code = (

@@ -190,3 +190,19 @@ def test_norms_refuse_what_they_cannot_do() -> None:
         rms_norm(x, weight.clone().requires_grad_(), EPS)
     with pytest.raises(RuntimeError, match="rms_norm: torch records operators here"):
         make_fx(lambda rows: rms_norm(rows, weight, EPS))(x)
+
+
+@pytest.mark.parametrize("eps", [-1e-6, float("nan")])
+def test_eps_that_is_no_number_of_at_least_zero_is_refused(eps: float) -> None:
+    with pytest.raises(ValueError, match=f"rms_norm: eps {eps}"):
+        rms_norm(torch.ones(2, 8), torch.ones(8), eps)
+
+
+def test_default_device_and_conjugates_change_nothing() -> None:
+    x, weight = torch.randn(2, 8), torch.randn(8)
+    negative = torch.complex(torch.zeros(2, 8), -x).conj().imag
+    assert negative.is_neg()
+    expected = rms_norm(x, weight, EPS)
+    assert torch.equal(rms_norm(negative, weight, EPS), expected)
+    with torch.device("meta"):
+        assert torch.equal(rms_norm(x, weight, EPS), expected)

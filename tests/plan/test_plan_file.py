@@ -15,7 +15,10 @@ from cxl_offload.plan.executor_rules import ExecutorName
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan, load_plan, parse_plan, plan_text, save_plan
+from cxl_offload.plan.transformers.plan import plan_transformers
 from cxl_offload.topology import load_machine
+
+from .transformers.requests import request
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +86,12 @@ def test_missing_key_is_named(plan: Plan) -> None:
 def test_homes_of_a_kind_sum_to_a_whole(plan: Plan) -> None:
     with pytest.raises(ValueError, match=r"homes of .* sum to"):
         replace(plan, homes=plan.homes[1:] + plan.homes[-1:])
+
+
+def test_text_says_which_of_homes_and_policies_runs(plan: Plan) -> None:
+    """Only where there are policies."""
+    assert "policies is what runs" in plan_text(plan_transformers(request()))
+    assert "policies is what runs" not in plan_text(plan)
 
 
 def test_plan_that_does_not_run_says_why(plan: Plan) -> None:

@@ -28,10 +28,6 @@ def chosen_policies(
     ConfigError
         In one line: no policy, an unknown kind, tier or node, or copies of what CPUs do not read.
     """
-    if not isinstance(policies, Mapping):
-        raise ConfigError(
-            f"policies {policies!r}: give one for each kind, such as {{'weights': 'cxl'}}"
-        )
     if not isinstance(session, Session):
         raise ConfigError(f"session {session!r}: give a cxl_offload.Session, or None")
     given = {kind: _checked(kind, policy, session) for kind, policy in policies.items()}

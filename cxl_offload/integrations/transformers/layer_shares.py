@@ -80,6 +80,11 @@ def split_for(accelerator: object, policies: Mapping[str, PolicyLike]) -> SplitP
     ConfigError
         Shares without an accelerator, and as of :func:`split_shares` and :func:`host_policies`.
     """
+    if not isinstance(policies, Mapping):
+        raise ConfigError(
+            f"policies {policies!r}: give a plan, its file, or one for each kind, such as "
+            "{'weights': 'cxl'}"
+        )
     if accelerator is not None:
         split = split_shares(policies)
         return replace(split, on_host=host_policies(split.on_host))

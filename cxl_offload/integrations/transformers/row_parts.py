@@ -8,6 +8,7 @@ for as many rows as the caches hold. FlexGen calls this its block schedule.
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -164,13 +165,28 @@ def take_layers(
 def replace_forward(
     module: torch.nn.Module, made: Callable[..., Any], stack: contextlib.ExitStack
 ) -> None:
-    """Let a module compute by another function until the stack closes."""
-    before = vars(module).get("forward")
-    module.forward = types.MethodType(made, module)
-    if before is None:
-        stack.callback(delattr, module, "forward")
-    else:
-        stack.callback(setattr, module, "forward", before)
+    """Let a module compute by another function until the stack closes.
+
+    What somebody put in its place since then stays, and what wraps it calls the module's own again.
+    """
+    before, inner, closed = vars(module).get("forward"), module.forward, False
+
+    def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs) if closed else made(module, *args, **kwargs)
+
+    def close() -> None:
+        nonlocal closed
+        closed = True
+        if vars(module).get("forward") is not ours:
+            return
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+    ours = types.MethodType(functools.wraps(made)(forward), module)
+    module.forward = ours
+    stack.callback(close)
 
 
 def _forward(

@@ -253,8 +253,8 @@ class Offloaded:
     ) -> None:
         self.linear_rows = rows_of_linear_layers(linear_rows, store)
         refuse_copies(store, tuning)
-        if few_queries < 1:
-            raise ConfigError(f"few_queries {few_queries}: at least 1")
+        if not isinstance(few_queries, int) or few_queries < 1:
+            raise ConfigError(f"few_queries {few_queries!r}: a whole number of at least 1")
         check_rows(rows_at_once, store, model, streamed=device is not None)
         self.model = model
         self.rows_at_once = rows_at_once
@@ -290,7 +290,8 @@ class Offloaded:
         check_final_weights(self.model, self.store.parts)
         if self._device is not None:
             self._device.check(self.model, self.store.parts, self.rows_at_once)
-        with contextlib.ExitStack() as stack:
+        # Weights that are moved under torch.inference_mode() could never be trained again.
+        with torch.inference_mode(False), contextlib.ExitStack() as stack:
             stack.callback(place_weights(self.model, self.store))
             if self._device is not None:
                 self.streamed, self.streamed_states = self._device.take(
@@ -329,7 +330,7 @@ class Offloaded:
         if error is not None:
             forget_locals(error)
         try:
-            with undisturbed():
+            with undisturbed(), torch.inference_mode(False):
                 self._close()
         finally:
             self._close()  # Ctrl-C was faster

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,43 @@ def test_adapter_that_transformers_added_by_itself_generates_over_a_base_in_tier
         assert torch.equal(generate(model), expected)
         assert done.calls.kernel > 0
     assert torch.equal(generate(model), expected)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("removed", ["in the block", "after it"])
+def test_hook_on_a_layer_that_computes_rows_in_parts_comes_and_goes(
+    before: bool, removed: str, session: Session
+) -> None:
+    """What others do to a layer in the block holds, and nothing of the block is left in it."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    seen: list[int] = []
+
+    class Counting(hooks.ModelHook):  # type: ignore[misc, name-defined]
+        def pre_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            seen.append(args[0].shape[0] if args else kwargs["hidden_states"].shape[0])
+            return args, kwargs
+
+    model = make("llama")
+    stock, layer = generate(model, "sdpa"), model.model.layers[0]
+    if before:
+        hooks.add_hook_to_module(layer, Counting())
+    with offload(model, KV, rows_at_once=2, session=session):
+        if not before:
+            hooks.add_hook_to_module(layer, Counting())
+        assert torch.equal(generate(model), stock)
+        assert seen
+        assert (max(seen) == 2) == before  # the one that came later is around the block's own
+        if removed == "in the block":
+            hooks.remove_hook_from_module(layer)
+            seen.clear()
+            assert torch.equal(generate(model), stock)
+            assert not seen
+    assert torch.equal(generate(model), stock)
+    if removed == "after it":
+        hooks.remove_hook_from_module(layer)
+    seen.clear()
+    assert torch.equal(generate(model), stock)
+    assert not seen
 
 
 @pytest.mark.slow(reason="torch's compiler writes C++ for a layer, and g++ builds it")

@@ -229,6 +229,9 @@ class _Numbers:
     ("policies", "options", "why"),
     [
         ({5: "cxl"}, {}, "kind 5: kinds are kv"),
+        (None, {}, "policies None: give a plan, its file, or one for each kind"),
+        (CXL, {"prefixes": 5}, "prefixes 5: give KeptPrefixes"),
+        (CXL, {"few_queries": "a"}, "few_queries 'a': a whole number"),
         (CXL, {"session": 5}, "session 5: give a cxl_offload.Session"),
         (CXL, {"linear_rows": 1.5}, "linear_rows 1.5: 0 or more"),
         (CXL, {"linear_rows": True}, "linear_rows True: 0 or more"),
@@ -257,6 +260,16 @@ def test_a_model_without_numbers_is_refused(session: Session) -> None:
         model = make("llama")
     with pytest.raises(ConfigError, match="LlamaForCausalLM are on meta"):
         offload(model, {"weights": "cxl"}, session=session).__enter__()
+
+
+def test_block_under_inference_mode_leaves_weights_that_can_be_trained(session: Session) -> None:
+    model = make("llama")
+    stock = generate(model, "sdpa")
+    with torch.inference_mode(), offload(model, {**CXL, "weights": "cxl"}, session=session):
+        assert torch.equal(generate(model), stock)
+    ids = prompts()["input_ids"]
+    model(ids, labels=ids).loss.backward()
+    assert all(weight.grad is not None for weight in model.parameters())
 
 
 def test_a_model_is_pickled_outside_of_the_block_only(session: Session) -> None:
