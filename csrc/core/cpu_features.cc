@@ -3,11 +3,12 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 #if defined(__aarch64__)
 #include <sys/prctl.h>
 #endif
+
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -81,6 +82,17 @@ const std::vector<Isa>& known_isas() {
 }
 
 }  // namespace
+
+size_t second_cache_bytes() {
+  static const size_t found = [] {
+    long said = 0;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    said = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return said > 0 ? static_cast<size_t>(said) : size_t{1} << 20;
+  }();
+  return found;
+}
 
 std::vector<Isa> supported_isas() { return known_isas(); }
 

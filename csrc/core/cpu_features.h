@@ -5,6 +5,7 @@
 #ifndef CXL_OFFLOAD_CORE_CPU_FEATURES_H_
 #define CXL_OFFLOAD_CORE_CPU_FEATURES_H_
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,35 @@ enum class Isa {
   kAvx2,    // with FMA and F16C
   kAvx512,  // F, BW, DQ and VL
 };
+
+// One T for each level, such as the function that is compiled for it.
+template <class T>
+struct OfIsa {
+  T scalar;
+  T neon;
+  T sve256;
+  T avx2;
+  T avx512;
+
+  constexpr const T& at(Isa isa) const {
+    switch (isa) {
+      case Isa::kAvx512:
+        return avx512;
+      case Isa::kAvx2:
+        return avx2;
+      case Isa::kSve256:
+        return sve256;
+      case Isa::kNeon:
+        return neon;
+      case Isa::kScalar:
+        break;
+    }
+    return scalar;
+  }
+};
+
+// How many bytes the second cache of a core holds; 1 MiB where the operating system does not say.
+size_t second_cache_bytes();
 
 // The levels that this processor has and the operating system saves, ascending; never empty.
 std::vector<Isa> supported_isas();

@@ -35,19 +35,10 @@ NearChoice& near_choice_of(Dtype dtype) {
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 AttentionPass find_pass(Dtype dtype, Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512:
-      return attention_pass_avx512(dtype);
-    case Isa::kAvx2:
-      return attention_pass_avx2(dtype);
-    case Isa::kSve256:
-      return attention_pass_sve256(dtype);
-    case Isa::kNeon:
-      return attention_pass_neon(dtype);
-    case Isa::kScalar:
-      break;
-  }
-  return attention_pass_scalar(dtype);
+  constexpr OfIsa<AttentionPass (*)(Dtype)> kEach{attention_pass_scalar, attention_pass_neon,
+                                                  attention_pass_sve256, attention_pass_avx2,
+                                                  attention_pass_avx512};
+  return kEach.at(isa)(dtype);
 }
 
 size_t padded_dim(const Attention& a) {
@@ -63,18 +54,8 @@ AttentionPass find_integers(const Attention& a, Isa isa) {
 }
 
 size_t isa_lanes(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512:
-      return 16;
-    case Isa::kAvx2:
-    case Isa::kSve256:
-      return 8;
-    case Isa::kNeon:
-      return 4;
-    case Isa::kScalar:
-      break;
-  }
-  return 1;
+  constexpr OfIsa<size_t> kLanes{1, 4, 8, 8, 16};
+  return kLanes.at(isa);
 }
 
 class Run {

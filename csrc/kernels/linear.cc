@@ -59,19 +59,10 @@ ColumnChoice& column_choice_of(Dtype weight, size_t tiles) {
 }
 
 LinearKernel kernel_for(Dtype weight, Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512:
-      return linear_kernel_avx512(weight);
-    case Isa::kAvx2:
-      return linear_kernel_avx2(weight);
-    case Isa::kSve256:
-      return linear_kernel_sve256(weight);
-    case Isa::kNeon:
-      return linear_kernel_neon(weight);
-    case Isa::kScalar:
-      break;
-  }
-  return linear_kernel_scalar(weight);
+  constexpr OfIsa<LinearKernel (*)(Dtype)> kEach{linear_kernel_scalar, linear_kernel_neon,
+                                                 linear_kernel_sve256, linear_kernel_avx2,
+                                                 linear_kernel_avx512};
+  return kEach.at(isa)(weight);
 }
 
 LinearKernel kernel_for(const Linear& linear, Isa isa) {
@@ -239,19 +230,8 @@ class LinearRun {
     panel.weight_step = static_cast<size_t>(a_.weight.strides[0]) * dtype_bytes(a_.weight.dtype);
     panel.outputs = unit.end - unit.begin;
     panel.width = width_;
-    const auto first = static_cast<int64_t>(unit.begin);
-    if (is_codes(a_)) {
-      panel.group = width_ / static_cast<size_t>(a_.groups.shape[1]);
-      panel.pairs = reinterpret_cast<const F16*>(copy.groups) + first * a_.groups.strides[0];
-      panel.pairs_step = static_cast<size_t>(a_.groups.strides[0]);
-      panel.form = a_.group_scales;
-      panel.tables = room_.tables.data.get() + slot * tables_each();
-    } else if (a_.scale.data != nullptr && a_.scale.shape[1] > 1) {
-      panel.group = width_ / static_cast<size_t>(a_.scale.shape[1]);
-      panel.scale = reinterpret_cast<const float*>(a_.scale.data) + first * a_.scale.strides[0];
-      panel.scale_step = static_cast<size_t>(a_.scale.strides[0]);
-      panel.scale_group_step = static_cast<size_t>(a_.scale.strides[1]);
-    }
+    panel.block_outputs = block_outputs();
+    add_scales(unit, slot, copy, panel);
     panel.sums = room_.sums.data.get() + slot * padded_rows_ * each_;
     panel.fetched = fetched;
     if (next != nullptr) {
@@ -267,6 +247,30 @@ class LinearRun {
       });
     }
     finish(unit, panel.sums);
+  }
+
+  void add_scales(const Outputs& unit, size_t slot, const NearCopy& copy, LinearPanel& panel) {
+    const auto first = static_cast<int64_t>(unit.begin);
+    if (is_codes(a_)) {
+      panel.group = width_ / static_cast<size_t>(a_.groups.shape[1]);
+      panel.pairs = reinterpret_cast<const F16*>(copy.groups) + first * a_.groups.strides[0];
+      panel.pairs_step = static_cast<size_t>(a_.groups.strides[0]);
+      panel.form = a_.group_scales;
+      panel.tables = room_.tables.data.get() + slot * tables_each();
+    } else if (a_.scale.data != nullptr && a_.scale.shape[1] > 1) {
+      panel.group = width_ / static_cast<size_t>(a_.scale.shape[1]);
+      panel.scale = reinterpret_cast<const float*>(a_.scale.data) + first * a_.scale.strides[0];
+      panel.scale_step = static_cast<size_t>(a_.scale.strides[0]);
+      panel.scale_group_step = static_cast<size_t>(a_.scale.strides[1]);
+    }
+  }
+
+  // Later tiles find the weights of a block in the second cache, which also has rows of x, and the
+  // next block while it is prefetched. So a block has a quarter of that cache, or half the outputs.
+  size_t block_outputs() const {
+    const bool fits =
+        padded_rows_ == tile_ || kLinearOutputs * row_bytes_ * 4 <= second_cache_bytes();
+    return fits ? kLinearOutputs : kLinearOutputs / 2;
   }
 
   // How many weights a unit has at least by which the columns of strips are chosen. With one tile

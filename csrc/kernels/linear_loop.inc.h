@@ -293,7 +293,7 @@ inline void read_tables(const LinearPanel& panel, const Step& step, size_t outpu
 
 template <class W, size_t M, size_t R, bool kScaled>
 void multiply_tiles(const LinearPanel& panel) {
-  static_assert(kLinearOutputs % R == 0 && R <= kMostTogether);
+  static_assert(kLinearOutputs / 2 % R == 0 && R <= kMostTogether);
   for (size_t begin = 0; begin < panel.width; begin += kLinearColumns) {
     const size_t end = std::min(panel.width, begin + kLinearColumns);
     Order order(panel, kLineWeights<W>, sizeof(float), begin, end);

@@ -2,7 +2,7 @@
 // this file inside of an unnamed namespace, after vector/*.inc.h.
 //
 // A strip is a few outputs over some columns; a tile is a few rows of x. One tile after another is
-// multiplied by kLinearOutputs outputs, strip by strip, so that later tiles find the weights in the
+// multiplied by a block of outputs, strip by strip, so that later tiles find the weights in the
 // second cache. A strip has so few columns that a tile has LinearPanel::near_bytes in them. The
 // sums are kept as vectors until the next columns are added to them, so no result depends on how
 // the columns are cut.
@@ -66,7 +66,7 @@ struct Order {
     const size_t fit = panel.near_bytes / (M * x_bytes) / line * line;
     if (fit >= columns) return;
     columns = fit;
-    const size_t outputs = std::min(panel.outputs, kLinearOutputs);
+    const size_t outputs = std::min(panel.outputs, panel.block_outputs);
     waiting = std::make_unique_for_overwrite<Vector[]>(outputs * M);
   }
 
@@ -99,9 +99,9 @@ struct Order {
   // Returns how many outputs the block has that begins at `output`, at most; those after the
   // panel's are those of the unit that the thread takes next.
   size_t outputs_at(size_t output) const {
-    if (output < panel.outputs) return std::min(panel.outputs - output, kLinearOutputs);
+    if (output < panel.outputs) return std::min(panel.outputs - output, panel.block_outputs);
     const bool all_columns = begin == 0 && end == panel.width;
-    return all_columns ? std::min(panel.next_outputs, kLinearOutputs) : 0;
+    return all_columns ? std::min(panel.next_outputs, panel.block_outputs) : 0;
   }
 
   const LinearPanel& panel;
@@ -120,7 +120,7 @@ struct Block {
   Block(const Order& order, size_t begin)
       : order(order),
         begin(begin),
-        stop(std::min(order.panel.outputs, begin + kLinearOutputs)),
+        stop(std::min(order.panel.outputs, begin + order.panel.block_outputs)),
         strips((stop - begin) / R),
         spread(is_spread<M, R>(order.line, order.x_bytes)) {}
 
@@ -177,7 +177,7 @@ void visit_steps(const Order& order, const Visit& visit) {
   // Whether the weights of a block were prefetched while those before it were multiplied. With a
   // single tile none are: the memory works all the time as it is.
   bool fetched = tiles > 1 && panel.fetched && order.begin == 0;
-  for (size_t begin = 0; begin < panel.outputs; begin += kLinearOutputs) {
+  for (size_t begin = 0; begin < panel.outputs; begin += panel.block_outputs) {
     const Block<M, R> block(order, begin);
     const size_t first = fetched ? 0 : 1;  // the tile that begins to prefetch the next block
     Step step;

@@ -39,6 +39,9 @@ struct LinearPanel {
   size_t rows = 0;                    // whole tiles
   size_t tile = 0;                    // rows that are multiplied together: LinearKernel::tile_of
   size_t near_bytes = kNearBytes[0];  // the most bytes of a tile in the columns of a strip
+  // How many outputs all tiles are multiplied by before the next ones; kLinearOutputs is a multiple
+  // of it.
+  size_t block_outputs = kLinearOutputs;
   const std::byte* weight = nullptr;  // those of the first output
   size_t weight_step = 0;             // bytes from one output to the next
   size_t outputs = 0;

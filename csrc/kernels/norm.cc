@@ -16,19 +16,9 @@ constexpr size_t kFewestNormElements = size_t{128} << 10;
 constexpr size_t kNormUnitElements = size_t{32} << 10;
 
 NormPass find_norm_pass(Dtype dtype, Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512:
-      return norm_pass_avx512(dtype);
-    case Isa::kAvx2:
-      return norm_pass_avx2(dtype);
-    case Isa::kSve256:
-      return norm_pass_sve256(dtype);
-    case Isa::kNeon:
-      return norm_pass_neon(dtype);
-    case Isa::kScalar:
-      break;
-  }
-  return norm_pass_scalar(dtype);
+  constexpr OfIsa<NormPass (*)(Dtype)> kEach{norm_pass_scalar, norm_pass_neon, norm_pass_sve256,
+                                             norm_pass_avx2, norm_pass_avx512};
+  return kEach.at(isa)(dtype);
 }
 
 // Some of the rows.

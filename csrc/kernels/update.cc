@@ -73,19 +73,9 @@ CopyKind copy_kind(const Update& update) {
 }
 
 UpdatePass find_noisy_pass(const PassKey& key, Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512:
-      return noisy_pass_avx512(key);
-    case Isa::kAvx2:
-      return noisy_pass_avx2(key);
-    case Isa::kSve256:
-      return noisy_pass_sve256(key);
-    case Isa::kNeon:
-      return noisy_pass_neon(key);
-    case Isa::kScalar:
-      break;
-  }
-  return noisy_pass_scalar(key);
+  constexpr OfIsa<UpdatePass (*)(const PassKey&)> kEach{
+      noisy_pass_scalar, noisy_pass_neon, noisy_pass_sve256, noisy_pass_avx2, noisy_pass_avx512};
+  return kEach.at(isa)(key);
 }
 
 // How many elements ahead streams may be fetched. On one machine 1024 were 6 % slower than none
@@ -109,19 +99,10 @@ UpdatePass find_pass(const Update& update, Isa isa) {
   const PassKey key{static_cast<RuleKind>(update.rule.index()), update.param.dtype,
                     update.grad.dtype, update.states[0].dtype, copy_kind(update)};
   if (update.rounding) return find_noisy_pass(key, isa);
-  switch (isa) {
-    case Isa::kAvx512:
-      return update_pass_avx512(key);
-    case Isa::kAvx2:
-      return update_pass_avx2(key);
-    case Isa::kSve256:
-      return update_pass_sve256(key);
-    case Isa::kNeon:
-      return update_pass_neon(key);
-    case Isa::kScalar:
-      break;
-  }
-  return update_pass_scalar(key);
+  constexpr OfIsa<UpdatePass (*)(const PassKey&)> kEach{update_pass_scalar, update_pass_neon,
+                                                        update_pass_sve256, update_pass_avx2,
+                                                        update_pass_avx512};
+  return kEach.at(isa)(key);
 }
 
 // An update, ready to run.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from cxl_offload.core import HUGE_PAGE_BYTES
+from cxl_offload.core import BASE_PAGE_BYTES, HUGE_PAGE_BYTES
 from cxl_offload.memory.bandwidth_weights import weights_by_bandwidth
 from cxl_offload.memory.bounds import quoted
 from cxl_offload.renamed import old_names, renamed_keywords
@@ -48,6 +48,11 @@ def _check_granule(granule_bytes: int) -> None:
         raise ValueError(f"a granule of {granule_bytes} bytes; give at least one page")
     if granule_bytes > MAX_GRANULE_BYTES:
         raise ValueError(f"a granule of {granule_bytes} bytes: no memory is so large")
+    if granule_bytes % BASE_PAGE_BYTES:
+        raise ValueError(
+            f"a granule of {granule_bytes} bytes; give whole pages, of {BASE_PAGE_BYTES} bytes or "
+            "as large as the machine has them"
+        )
 
 
 def _names(nodes: Iterable[int]) -> str:

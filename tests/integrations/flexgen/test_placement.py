@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cxl_offload.core import BASE_PAGE_BYTES
 from cxl_offload.integrations.fit import Need, Room, check_fit, node_limits
 from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, LoadedModel, TierLimit, run
 from cxl_offload.integrations.flexgen.copies import CopyWay, HostCopies
@@ -254,10 +255,11 @@ def test_prediction_refuses_a_full_tier_of_several_nodes() -> None:
 
 
 def test_prediction_refuses_a_full_node() -> None:
-    with pytest.raises(MemoryError, match=r"node 1: 200 B needed \(kv 200 B\), 100 B free"):
+    page = BASE_PAGE_BYTES
+    with pytest.raises(MemoryError, match=r"node 1: 8 KiB needed \(kv 8 KiB\), 4 KiB free"):
         check_fit(
-            [_need(Interleave((0, 1), granule_bytes=100), 400)],
-            Room({0: 1000, 1: 100}, (), 0),
+            [_need(Interleave((0, 1), granule_bytes=page), 4 * page)],
+            Room({0: 10 * page, 1: page}, (), 0),
         )
 
 
