@@ -78,7 +78,7 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("flexgen", quick=("--rounds", "3")),
-    Benchmark("transformers", quick=("--rounds", "3", "--seconds", "6")),
+    Benchmark("transformers", quick=("--rounds", "5", "--seconds", "12")),
     Benchmark("zero_offload", quick=("--rounds", "5")),
     Benchmark("adam", quick=("--rounds", "7")),
     Benchmark("states", ("--numel", "50e6"), ("--rounds", "7")),
