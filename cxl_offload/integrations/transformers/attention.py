@@ -114,14 +114,20 @@ class BlockAttention:
         Up to so many a sequence are computed by the kernel, after the prompt.
     threads
         By the node that they read, as a plan says; None: where the kernel finds work.
+
+    Attributes
+    ----------
+    ended
+        Whether the block is over: what wraps a layer, or is a copy of it, computes by torch then.
     """
 
-    __slots__ = ("_planned", "calls", "few_queries", "team")
+    __slots__ = ("_planned", "calls", "ended", "few_queries", "team")
 
     def __init__(
         self, few_queries: int = FEW_QUERIES, threads: Mapping[int, int] | None = None
     ) -> None:
         self.calls = AttentionCalls()
+        self.ended = False
         self.few_queries = few_queries
         self._planned = threads
         self.choose_threads()

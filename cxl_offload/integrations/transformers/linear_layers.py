@@ -160,7 +160,7 @@ def _forward(
 
     def forward(layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as torch
         nonlocal prepared
-        if type(layer) is not nn.Linear:  # it became one of another class in the block
+        if block.ended or type(layer) is not nn.Linear:  # another class that it was given meanwhile
             stock: torch.Tensor = type(layer).forward(layer, input)
             return stock
         x, weight, bias = input, layer.weight, layer.bias

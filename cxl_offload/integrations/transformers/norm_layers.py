@@ -53,6 +53,8 @@ def take_kernel_layers(
     stack: contextlib.ExitStack,
 ) -> None:
     """Let kernels compute linear layers of up to so many rows, and norms of any number."""
+    block.ended = False
+    stack.callback(setattr, block, "ended", True)
     take_linear_layers(model, rows, block, store, stack)
     take_norm_layers(model, block, stack)
 
@@ -81,7 +83,8 @@ def _forward(block: BlockAttention) -> Callable[[Any, torch.Tensor], torch.Tenso
 
     def forward(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         if (
-            not torch.is_grad_enabled()
+            not block.ended
+            and not torch.is_grad_enabled()
             and not is_compiling()
             and not torch.is_autocast_enabled("cpu")
             and not is_recording()

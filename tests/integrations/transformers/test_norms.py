@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from typing import Any
 
@@ -150,6 +151,24 @@ def test_forward_that_somebody_sets_in_the_block_holds_in_it_and_stays(session: 
         assert not layer(x).any()
     del norm.forward, layer.forward
     assert not _changed(model)
+
+
+def test_what_wraps_a_layer_in_the_block_computes_by_torch_after_it(session: Session) -> None:
+    """So does a copy of the layer; the kernel adds in another order, and its last bits show it."""
+    model = make("llama")
+    norm, layer = model.model.norm, model.lm_head
+    x = torch.randn(3, norm.weight.shape[0])
+    stock = [each(x).detach() for each in (norm, layer)]
+    with torch.no_grad(), offload(model, CXL, linear_rows=4, session=session):
+        by_kernel = [each(x) for each in (norm, layer)]
+        for each in (norm, layer):
+            each.forward = functools.partial(each.forward)  # type: ignore[method-assign]
+        copied = copy.deepcopy(layer)
+    assert not torch.equal(by_kernel[1], stock[1])
+    with torch.no_grad():
+        assert torch.equal(norm(x), stock[0])
+        assert torch.equal(layer(x), stock[1])
+        assert torch.equal(copied(x), stock[1])
 
 
 def test_layer_that_becomes_another_class_in_the_block_computes_as_that(session: Session) -> None:
