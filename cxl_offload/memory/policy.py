@@ -50,8 +50,8 @@ def _check_granule(granule_bytes: int) -> None:
         raise ValueError(f"a granule of {granule_bytes} bytes: no memory is so large")
     if granule_bytes % BASE_PAGE_BYTES:
         raise ValueError(
-            f"a granule of {granule_bytes} bytes; give whole pages, of {BASE_PAGE_BYTES} bytes or "
-            "as large as the machine has them"
+            f"a granule of {granule_bytes} bytes; give a multiple of a page, such as "
+            f"{format_bytes(BASE_PAGE_BYTES)}"
         )
 
 

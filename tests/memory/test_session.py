@@ -174,7 +174,7 @@ def test_unknown_node_is_refused(session: Session, node: int) -> None:
 
 
 def test_granule_must_be_whole_pages(session: Session) -> None:
-    with pytest.raises(ValueError, match="a granule of 5000 bytes; give whole pages"):
+    with pytest.raises(ValueError, match="a granule of 5000 bytes; give a multiple of a page"):
         Interleave((0,), granule_bytes=5000)
     with pytest.raises(ValueError, match="no multiple of the"):
         session.allocate(8 * MIB, Interleave((0,), granule_bytes=64 * KIB), pages="thp")
