@@ -197,7 +197,7 @@ def checked_prefixes(
     if asked is None:
         return None
     if not isinstance(asked, KeptPrefixes):
-        raise ConfigError(f"prefixes {asked!r}: give KeptPrefixes(folder), or None")
+        raise ConfigError(f"prefixes {asked!r}: give KeptPrefixes(bytes='8GiB'), or None")
     if "kv" not in kv.store.parts:
         raise ConfigError("prefixes need the cache in tiers; give a policy of kv")
     if kv.dtype is not None:
