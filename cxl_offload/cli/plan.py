@@ -86,7 +86,11 @@ def inference(
     tiers: Tiers = None,
     limit: Limit = None,
     max_batches: Annotated[
-        int | None, typer.Option(help="Most batches in a block.", rich_help_panel=_BATCHED)
+        int | None,
+        typer.Option(
+            help="Most batches of the accelerator at once; where CPUs compute, most sequences.",
+            rich_help_panel=_BATCHED,
+        ),
     ] = None,
     executor: Annotated[
         str,

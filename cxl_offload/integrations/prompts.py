@@ -21,7 +21,7 @@ def read_prompts(file: str) -> tuple[str, ...]:
             raise ConfigError(f"--prompts {error}") from None
         raise ConfigError(
             f"--prompts {file}: there is no such file; write it, with one prompt a line, or name "
-            "yours, in the command that a plan keeps too"
+            "yours"
         ) from None
     prompts = tuple(line for line in lines if line.strip())
     if not prompts:

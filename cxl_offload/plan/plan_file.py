@@ -282,8 +282,17 @@ class Plan:
     @property
     def accelerator(self) -> str | None:
         """What the command names to compute on; None: the CPUs."""
+        return self._told(_ACCELERATOR)
+
+    @property
+    def dtype(self) -> str | None:
+        """The type of weights that the command names, in which bytes are counted; None: none."""
+        return self._told("--dtype")
+
+    def _told(self, option: str) -> str | None:
+        """What follows an option of the command."""
         words = iter(self.command)
-        return next(words, None) if _ACCELERATOR in words else None
+        return next(words, None) if option in words else None
 
     def idle_resources(self) -> str:
         """Which resources bring nothing by one unit more, as a sentence; empty: there are none."""

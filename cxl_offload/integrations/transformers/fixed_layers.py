@@ -108,5 +108,6 @@ def _check_room(held: int, count: int, most: int) -> None:
     if held + count > most:
         raise ConfigError(
             f"a fixed cache of {most} positions has {held}, and {count} more do not fit; give a "
-            f"StaticCache of max_cache_len={held + count} or more, or a DynamicCache, which grows"
+            f"StaticCache of max_cache_len={held + count} or more, prompt and all new tokens "
+            "together, or a DynamicCache, which grows"
         )

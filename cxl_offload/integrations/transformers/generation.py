@@ -25,7 +25,7 @@ from cxl_offload.integrations.transformers.layer_shares import SplitPolicies, sp
 from cxl_offload.integrations.transformers.linear_layers import rows_by
 from cxl_offload.integrations.transformers.loading import load
 from cxl_offload.integrations.transformers.model_device import ModelDevice
-from cxl_offload.integrations.transformers.plans import planned_for
+from cxl_offload.integrations.transformers.plans import planned_for, weights_as
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
 from cxl_offload.integrations.transformers.prefixes import checked_prefixes
 from cxl_offload.integrations.transformers.prompt_ids import tokenized
@@ -84,7 +84,7 @@ class GenerateRun:
     tokenizer
         Folder with tokenizer files; None: the model's.
     dtype
-        Of weights and cache; ``"auto"`` is that of the checkpoint.
+        Of weights and cache; ``"auto"`` is that of the plan, or of the checkpoint.
     attention
         ``"eager"`` or ``"sdpa"`` for prompts; None is the model's own choice.
     accelerator
@@ -280,7 +280,8 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     policies = chosen_policies(split.on_host, session, on_accelerator=device is not None)
     check_whole_sequences(request, policies)
     check_checkpoint(request.model)
-    described = meta_model(request.model, request.dtype, request.attention)
+    dtype = weights_as(request.dtype, request.plan)
+    described = meta_model(request.model, dtype, request.attention)
     inputs, tokenizer = tokenized(Path(request.tokenizer or request.model), request.prompts)
     mine = part.rows(inputs["input_ids"].shape[0])
     inputs = {name: given[mine] for name, given in inputs.items()}
@@ -301,7 +302,7 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
         model = load(
             request.model,
             {},
-            dtype=request.dtype,
+            dtype=dtype,
             attention=request.attention,
             distributed=part.distributed(),
             store=store,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Policy, PolicyLike, Replicate, Session, as_policy
@@ -44,6 +44,21 @@ def chosen_policies(
         given = {**dict.fromkeys(WEIGHT_KINDS, of_weights), **given}
     _check_experts(given)
     return given
+
+
+def check_kept(kv_dtype: object, kinds: Container[str]) -> None:
+    """Refuse a type of keys and values where none of them are kept here.
+
+    Raises
+    ------
+    ConfigError
+        kv has no policy.
+    """
+    if kv_dtype is not None and "kv" not in kinds:
+        raise ConfigError(
+            f"kv_dtype {kv_dtype}: the model's own cache is used, because kv has no policy; give "
+            "one, such as bind:ldram, or leave kv_dtype out"
+        )
 
 
 def named_experts(kind: str) -> frozenset[int] | None:

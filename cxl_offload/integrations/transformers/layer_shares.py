@@ -13,6 +13,7 @@ from cxl_offload.integrations.transformers.compute_device import host_policies
 from cxl_offload.integrations.transformers.kinds import kind_of_weight
 from cxl_offload.memory import PolicyLike
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
+from cxl_offload.plan.hardware import GPU
 from cxl_offload.plan.transformers.on_gpu import is_shared, parse_shared
 
 _IN_LAYERS = tuple(kind for kind in WEIGHT_KINDS if kind not in ("embedding", "head"))
@@ -89,6 +90,11 @@ def split_for(accelerator: object, policies: Mapping[str, PolicyLike]) -> SplitP
         split = split_shares(policies)
         return replace(split, on_host=host_policies(split.on_host))
     for kind, policy in policies.items():
+        if policy == GPU:
+            raise ConfigError(
+                f"policy of {kind}: {policy}: no accelerator computes; name one with accelerator, "
+                "or give a tier"
+            )
         if is_shared(policy):
             raise ConfigError(
                 f"policy of {kind}: {policy}: no accelerator computes; name one with accelerator, "

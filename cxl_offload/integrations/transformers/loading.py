@@ -23,7 +23,7 @@ from cxl_offload.integrations.transformers.checkpoint import ModelFiles, auto_cl
 from cxl_offload.integrations.transformers.in_place import made_in_place
 from cxl_offload.integrations.transformers.kinds import chosen_policies, kind_of_weight
 from cxl_offload.integrations.transformers.layer_shares import split_shares
-from cxl_offload.integrations.transformers.plans import Asked, asked_of
+from cxl_offload.integrations.transformers.plans import Asked, asked_of, weights_as
 from cxl_offload.integrations.transformers.read_errors import unloadable
 from cxl_offload.integrations.transformers.weight_files import FileWeights
 from cxl_offload.integrations.transformers.weight_reads import (
@@ -80,7 +80,8 @@ def load(
         A plan for transformers, its file, or kind of tensor to policy; a kind without one is loaded
         into ordinary memory.
     dtype
-        Of the weights; ``"auto"`` is that of the checkpoint, and of a GGUF file float32.
+        Of the weights; ``"auto"`` is that of the plan, else of the checkpoint, and of a GGUF file
+        float32.
     attention
         ``"eager"`` or ``"sdpa"``; None is the model's own choice.
     distributed
@@ -109,7 +110,7 @@ def load(
     if store is None:
         session = session or current_session()
         asked = asked_of(policies)
-        split = split_shares(asked.policies)
+        dtype, split = weights_as(dtype, asked.plan), split_shares(asked.policies)
         on_accelerator = asked.accelerator is not None
         chosen = chosen_policies(split.on_host, session, on_accelerator=on_accelerator)
         store = store_for(chosen, session, shares=split.layers)

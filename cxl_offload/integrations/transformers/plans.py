@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.room import KeptAs, kept_as
 from cxl_offload.memory import PolicyLike
@@ -29,6 +31,12 @@ class PlanAnswer:
     def accelerator(self) -> str | None:
         """What a plan is for; None: CPUs, or no plan."""
         return None if self.plan is None else self.plan.accelerator
+
+
+def weights_as(dtype: torch.dtype | str, plan: Plan | None) -> torch.dtype | str:
+    """The type of the weights: that of the plan, where ``"auto"`` leaves it open."""
+    planned = None if plan is None else plan.dtype
+    return planned or dtype if dtype == "auto" else dtype
 
 
 def policies_of(plan: Plan) -> dict[str, str]:

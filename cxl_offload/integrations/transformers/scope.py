@@ -38,7 +38,7 @@ from cxl_offload.integrations.transformers.conventions import (
     takes_room,
     text_config,
 )
-from cxl_offload.integrations.transformers.kinds import chosen_policies
+from cxl_offload.integrations.transformers.kinds import check_kept, chosen_policies
 from cxl_offload.integrations.transformers.layer_shares import split_for
 from cxl_offload.integrations.transformers.linear_layers import Fastest, rows_of_linear_layers
 from cxl_offload.integrations.transformers.model_device import ModelDevice
@@ -202,6 +202,7 @@ def offload(
     share = split.kv if accelerator_kv is None else accelerator_kv
     there = kv_there(share or 0.0, None if device is None else device.device, store.parts)
     kept = kv_dtype or asked.kv_dtype
+    check_kept(kv_dtype, store.parts)
     kv = KvMemory(store, kept, whole_sequences=whole_sequences, accelerator=there)
     threads = planned_threads(asked.plan, session)
     for note in threads.notes:

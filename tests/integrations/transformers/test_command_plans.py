@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cxl_offload import _C
 from cxl_offload.integrations import fit
 from cxl_offload.integrations.transformers import generation, load, offload
-from cxl_offload.integrations.transformers.plans import policies_of
+from cxl_offload.integrations.transformers.plans import policies_of, weights_as
 from cxl_offload.memory import Session, as_policy
 from cxl_offload.plan.plan_file import Batch, load_plan, save_plan
 from cxl_offload.topology import load_machine
@@ -22,7 +23,7 @@ from .commands import MACHINE, command, run
 from .fake_accelerator import FakeCopies, fake_accelerator
 from .models import make
 
-PLANNED = {"attention": "bind:rdram", "mlp": "weighted:ldram=3,cxl=1@4KiB", "kv": "bind:cxl"}
+PLANNED = {"attention": "bind:rdram", "mlp": "weighted:ldram=1,cxl=1@4KiB", "kv": "bind:cxl"}
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,32 @@ def test_plan_that_does_not_fit_is_refused_in_one_line(
     said = capsys.readouterr().err.strip()
     assert message in said
     assert len(said.splitlines()) == 1
+
+
+def test_weights_have_the_type_that_the_plan_counts_with(
+    folder: Path, plan_file: Path, tmp_path: Path
+) -> None:
+    """It is in the command that a plan for CPUs prints; another that is asked for goes before."""
+    plan = load_plan(plan_file)
+    assert plan.dtype == "bfloat16"
+    session = Session.simulated(load_machine(MACHINE))
+    assert load(folder, plan_file, session=session).dtype is torch.bfloat16
+    assert load(folder, plan, dtype="float16", session=session).dtype is torch.float16
+    assert weights_as("auto", None) == "auto"
+    assert weights_as("auto", replace(plan, command=plan.command[:2])) == "auto"
+    before = sum(
+        each.nbytes for layer in make("llama").model.layers for each in layer.mlp.parameters()
+    )
+    assert _placed(folder, plan_file, tmp_path) == before / 2
+    assert _placed(folder, plan_file, tmp_path, "--dtype", "float32") == before
+
+
+def _placed(folder: Path, plan_file: Path, tmp_path: Path, *more: str) -> int:
+    """Bytes of the kind mlp in a run of the plan."""
+    out = tmp_path / "placed.json"
+    assert run(command(folder, "--plan", str(plan_file), "--output", str(out), *more)) == 0
+    placement = json.loads(out.read_text())["placement"]
+    return sum(row["requested_bytes"] for row in placement if row["kind"] == "mlp")
 
 
 def test_plan_and_its_file_serve_as_policies(folder: Path, plan_file: Path) -> None:

@@ -40,7 +40,7 @@ def test_cache_of_just_enough_positions_serves_and_one_less_is_refused(
     short = fixed(model, NEEDED - 1)
     with offload(model, CXL, session=session):
         assert torch.equal(generate(model, past_key_values=fixed(model)), stock)
-        with pytest.raises(ConfigError, match="max_cache_len=29 or more, or a Dynamic") as caught:
+        with pytest.raises(ConfigError, match="max_cache_len=29 or more, prompt") as caught:
             generate(model, past_key_values=short)
     assert "fixed cache of 28 positions has 28, and 1 more do not fit" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -230,6 +230,8 @@ class _Numbers:
     [
         ({5: "cxl"}, {}, "kind 5: kinds are kv"),
         (None, {}, "policies None: give a plan, its file, or one for each kind"),
+        ({"weights": "cxl"}, {"kv_dtype": "int4"}, "kv_dtype int4: the model's own cache is used"),
+        ({"mlp": "gpu"}, {}, "policy of mlp: gpu: no accelerator computes"),
         (CXL, {"prefixes": 5}, "prefixes 5: give KeptPrefixes"),
         (CXL, {"few_queries": "a"}, "few_queries 'a': a whole number"),
         (CXL, {"session": 5}, "session 5: give a cxl_offload.Session"),
