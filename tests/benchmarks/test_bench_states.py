@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,9 @@ def asks_for_huge_pages(tensor: torch.Tensor) -> bool:
 
 
 def test_large_states_move_to_huge_pages_with_their_values() -> None:
-    large, small = torch.randn(NUMEL), torch.randn(10)
+    # A mapping of its own: numpy advises the heap so, where a tensor of torch's may lie later.
+    large = torch.frombuffer(mmap.mmap(-1, 4 * NUMEL), dtype=torch.float32).normal_()
+    small = torch.randn(10)
     was, address, addresses = large.clone(), large.data_ptr(), small.data_ptr()
     assert not asks_for_huge_pages(large)
     into_huge_pages([large, small, 3])
@@ -49,6 +52,9 @@ def test_states_inside_of_a_tensor_of_torchao_move_too() -> None:
     state.codes.random_(0, 256)
     state.scale.uniform_(0.5, 1.5)
     values = state.dequantize()
+    addresses = {held.data_ptr() for held in held_tensors(state)}
     into_huge_pages([state])
     assert torch.equal(state.dequantize(), values)
-    assert [held.nbytes for held in held_tensors(state) if asks_for_huge_pages(held)] == [4 * NUMEL]
+    moved = [held for held in held_tensors(state) if held.data_ptr() not in addresses]
+    assert [held.nbytes for held in moved] == [4 * NUMEL]
+    assert asks_for_huge_pages(moved[0])
