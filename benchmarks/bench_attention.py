@@ -11,6 +11,10 @@ is copied before anything is timed. vLLM has an environment of its own:
 
     .venv-vllm/bin/python -m benchmarks.bench_attention --peers vLLM
 
+This package also attends to a cache whose positions are all the same one, which stays in the first
+cache. The longer of that (the instructions alone, as these loops have them) and of the bound is the
+roofline.
+
 Beside them, the same cache in 8-bit floats and in 4-bit codes: their share of the bound is that of
 fewer bytes, and what they are to be compared with is this package on the uncompressed cache. Every
 contender is first compared with float64 on a few heads; then they take turns in a rotating order.
@@ -50,6 +54,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CHECKED_HEADS = 4
 OURS = "this, (b, h, s, d)"
 OURS_FLEXGEN = "this, FlexGen's layout"
+CACHED = "this, KV in the first cache"
 SDPA, FLEXGEN = "torch SDPA", "FlexGen's path"
 PEERS = (SDPA, FLEXGEN, *MODULES)
 
@@ -196,7 +201,12 @@ def measure(
 ) -> dict[str, list[float]]:
     for name, attend in attends.items():
         check(name, attend, inputs)
-    steps: dict[str, Callable[[], float]] = {"read bound": lambda: bound_s(inputs, args)}
+    kept = [cache[:1, :1, :1].expand_as(cache) for cache in (inputs.k, inputs.v)]
+    cached = lambda: decode_attention(inputs.q, *kept, threads=args.threads)  # noqa: E731
+    steps: dict[str, Callable[[], float]] = {
+        "read bound": lambda: bound_s(inputs, args),
+        CACHED: lambda: clocked(cached, args),
+    }
     for name, attend in attends.items():
         steps[name] = lambda attend=attend: clocked(attend, args)  # type: ignore[misc]
     names = list(steps)
@@ -211,6 +221,7 @@ def measure(
 def report(inputs: Inputs, samples: dict[str, list[float]]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     print(f"{'':30}{'GB/s':>7}  {'of the bound':24}{'this over it*':>24}")
+    roofline = [*map(max, samples["read bound"], samples[CACHED])]
     for name, values in samples.items():
         nbytes = inputs.nbytes_of(name)
         rate = nbytes / float(np.median(values)) / 1e9
@@ -221,6 +232,8 @@ def report(inputs: Inputs, samples: dict[str, list[float]]) -> dict[str, Any]:
         share_text = f"{share.median:.2f} [{share.low:.2f}, {share.high:.2f}]"
         ahead_text = f"{ahead.median:.2f} [{ahead.low:.2f}, {ahead.high:.2f}]"
         print(f"{name:30}{rate:7.1f}  {share_text:24}{ahead_text:>24}")
+        if name == CACHED:
+            continue
         rows[name] = {
             "nbytes": nbytes,
             "bytes_per_s": rate * 1e9,
@@ -228,6 +241,10 @@ def report(inputs: Inputs, samples: dict[str, list[float]]) -> dict[str, Any]:
             ("over_ours" if name in inputs.small else "ours_over_it"): asdict(ahead),
             "samples_s": values,
         }
+        if name in (OURS, OURS_FLEXGEN):
+            of = paired_ratio(roofline, values)
+            rows[name]["of_roofline"] = asdict(of)
+            print(f"{'':30}{'':7}  {of.median:.2f} [{of.low:.2f}, {of.high:.2f}] of the roofline")
     if samples.keys() & inputs.small.keys():
         print("* in fewer bits: it over this package on the uncompressed cache")
     return rows

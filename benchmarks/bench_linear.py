@@ -7,11 +7,13 @@
 Several layers' weights lie in transparent huge pages, more bytes than the caches hold, and calls go
 round them; the first call of a turn is not timed. For each type: the bound (the weights read once
 by pinned threads, csrc/probe), this package with x in the weights' type (``--x`` where that is no
-float type of 16 bits or more), and torch's linear where torch multiplies that type. Every contender
+float type of 16 bits or more), the same calls where all outputs have the weights of the first one,
+which stay in the first cache, and torch's linear where torch multiplies that type. Every contender
 is first compared with float64; then they take turns in a rotating order. Reported are medians in
-GB/s of weights, the share of the bound, the speed-up over torch, and 95 % bootstrap intervals of
-the paired ratios. All figures are measured. At the end stand the bars (bars.py), which the lower
-ends of the intervals have to reach.
+GB/s of weights, the share of the bound, the share of the roofline (the longer of reading and of
+the instructions alone, as these loops have them), the speed-up over torch, and 95 % bootstrap
+intervals of the paired ratios. All figures are measured. At the end stand the bars (bars.py), which
+the lower ends of the intervals have to reach.
 
 On a machine that is busy with other work `--clock cpu` takes CPU seconds a thread instead of wall
 time, which leaves out the time in which others had the CPUs but not what they took of the memory's
@@ -59,6 +61,17 @@ class Layer:
     def nbytes(self) -> int:
         return sum(part.numel() * part.element_size() for part in self.bytes_at)
 
+    def cached(self) -> Layer:
+        """As large a layer whose outputs all have the weights of the first one: no memory moves."""
+
+        def first(part: torch.Tensor) -> torch.Tensor:
+            return part[:1].expand_as(part)
+
+        if isinstance(self.weight, Int4Weight):
+            kept = self.weight
+            return Layer(Int4Weight(first(kept.codes), first(kept.groups), kept.form), None, ())
+        return Layer(first(self.weight), self.scale, ())
+
     def worth(self) -> torch.Tensor:
         if isinstance(self.weight, Int4Weight):
             return self.weight.dequantized().double()
@@ -94,6 +107,8 @@ def make_layers(name: str, args: argparse.Namespace) -> list[Layer]:
         layers.append(make_layer(name, args, len(layers)))
     return layers
 
+
+CACHED = "this, weights in the first cache"
 
 Call = Callable[[Layer], Any]
 
@@ -175,7 +190,11 @@ def measure(
     for call in calls.values():
         check(call, x, layers[0])
     clock = Clock(layers, args)
-    steps: dict[str, Callable[[], float]] = {"read bound": clock.bound}
+    cached = layers[0].cached()
+    steps: dict[str, Callable[[], float]] = {
+        "read bound": clock.bound,
+        CACHED: lambda: clock.seconds(lambda _: calls["this"](cached)),
+    }
     for contender, call in calls.items():
         steps[contender] = lambda call=call: clock.seconds(call)  # type: ignore[misc]
     names = list(steps)
@@ -190,16 +209,20 @@ def measure(
 def report(name: str, rows: int, nbytes: int, samples: dict[str, list[float]]) -> dict[str, Any]:
     bound, ours = samples["read bound"], samples["this"]
     share = paired_ratio(bound, ours)
+    roofline = paired_ratio([*map(max, bound, samples[CACHED])], ours)
     row: dict[str, Any] = {
         "weights": name,
         "rows": rows,
         "bytes_per_s": nbytes / float(np.median(ours)),
         "bound_bytes_per_s": nbytes / float(np.median(bound)),
+        "cached_bytes_per_s": nbytes / float(np.median(samples[CACHED])),
         "of_bound": asdict(share),
+        "of_roofline": asdict(roofline),
         "samples_s": samples,
     }
     text = f"{name:6}{rows:5}{row['bytes_per_s'] / 1e9:8.1f}{row['bound_bytes_per_s'] / 1e9:8.1f}"
-    text += f"  {share.median:.2f} [{share.low:.2f}, {share.high:.2f}]"
+    text += f"{row['cached_bytes_per_s'] / 1e9:8.1f}"
+    text += "".join(f"  {of.median:.2f} [{of.low:.2f}, {of.high:.2f}]" for of in (share, roofline))
     if "torch" in samples:
         ahead = paired_ratio(samples["torch"], ours)
         row["over_torch"] = asdict(ahead)
@@ -239,7 +262,7 @@ def main() -> int:
     machine = describe_machine()
     print(f"measured, {args.clock} clock: {machine['processor']}, {args.threads} threads, ", end="")
     print(f"{args.outputs} x {args.width}, commit {machine['commit']}")
-    print("weights rows    GB/s   bound  of the bound            this over torch")
+    print("weights rows    GB/s   bound  cached  of the bound       of the roofline    over torch")
     cases = []
     for name in args.weights:
         layers = make_layers(name, args)

@@ -10,6 +10,9 @@ Document = Mapping[str, Any]
 
 UNCOMPRESSED = "its own uncompressed cache"
 
+ENDS_OF_BOUNDS = ("bound", "roofline", "prediction", "of the grid", UNCOMPRESSED)
+"""How the names of what is no peer end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -38,7 +41,7 @@ class Row:
     @property
     def of_bound(self) -> bool:
         """Whether it stands beside a bound, a prediction or the best of itself, and no peer."""
-        return self.beside.endswith(("bound", "prediction", "of the grid", UNCOMPRESSED))
+        return self.beside.endswith(ENDS_OF_BOUNDS)
 
     @property
     def slower(self) -> bool:
@@ -139,6 +142,9 @@ def _attention(document: Document) -> Iterator[Row]:
             if name.startswith("this"):
                 if not document.get("peers"):
                     yield _row("attention", f"{dtype}: {name}", "read bound", found["of_bound"])
+                    if "of_roofline" in found:
+                        row = found["of_roofline"]
+                        yield _row("attention", f"{dtype}: {name}", "roofline", row)
                 if "over_ours" in found:
                     yield _row("attention", f"{dtype}: {name}", UNCOMPRESSED, found["over_ours"])
             elif name != "read bound" and "ours_over_it" in found:
@@ -149,6 +155,7 @@ def _linear(document: Document) -> Iterator[Row]:
     for found in document["cases"]:
         case = f"{found['weights']}, {found['rows']} rows"
         yield _row("linear", case, "read bound", found["of_bound"])
+        yield _row("linear", case, "roofline", found["of_roofline"])
         if "over_torch" in found:
             yield _row("linear", case, "torch", found["over_torch"])
 

@@ -65,7 +65,7 @@ def test_linear_layers_are_asked_beside_the_bound_and_torch() -> None:
     rows = [("fp16", 8), ("bf16", 32), ("fp32", 8), ("int8", 2), ("int4", 1), ("int4", 32)]
     torch_ratio = {"fp16": 3.0, "bf16": 1.29, "fp32": 0.5}
     cases = [
-        {"weights": name, "rows": count, "of_bound": RATIO | {"low": 0.6}}
+        {"weights": name, "rows": count, "of_bound": RATIO | {"low": 0.6}, "of_roofline": RATIO}
         | ({"over_torch": RATIO | {"low": torch_ratio[name]}} if name in torch_ratio else {})
         for name, count in rows
     ]
