@@ -59,4 +59,4 @@ class Placement:
         parts += [f"{name}: {format_bytes(count)}" for name, count in sorted(self.devices.items())]
         granted = ", ".join(parts) or "nothing"
         kind = "simulated" if self.simulated else "real"
-        return f"{self.requested or 'not requested here'} -> {granted} ({kind} pages)"
+        return f"{self.requested or 'not of this session'} -> {granted} ({kind} pages)"

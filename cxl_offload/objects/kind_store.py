@@ -148,6 +148,10 @@ class TierStore:
         count_kinds_of(self)
         add_namer(self)
 
+    def __repr__(self) -> str:
+        parts = (f"{kind}: {each.policy}" for kind, many in self.parts.items() for each in many)
+        return f"<memory by kind, {', '.join(parts)}>"
+
     def empty(
         self, kind: str, part: int, shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool
     ) -> torch.Tensor:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cxl_offload.memory.placement import nodes_in_words
 from cxl_offload.objects.kind_store import KindUse, Part
 from cxl_offload.topology import Machine
+from cxl_offload.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,11 @@ class PlacementRow:
     requested_bytes: int
     granted: dict[int, int]
     tiers: dict[str, int]
+
+    def __str__(self) -> str:
+        nodes = ", ".join(nodes_in_words(self.granted)) or "nothing"
+        asked = f"{format_bytes(self.requested_bytes)} asked for, {self.policy}"
+        return f"{self.kind} ({self.part}): {asked} -> {nodes}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

@@ -18,6 +18,7 @@ from cxl_offload.ops.saved import HostWay, Order, Saved, StreamWay, Way, as_byte
 from cxl_offload.ops.view import untraced
 from cxl_offload.plan.equations.activation_bytes import COPIES_AHEAD, LEAST_BYTES
 from cxl_offload.renamed import renamed_keywords
+from cxl_offload.units import whole_bytes
 
 Reason = Literal["parameter", "small", "placed", "thin", "kind"]
 
@@ -102,20 +103,21 @@ class OffloadedActivations:
         self,
         policy: PolicyLike,
         *,
-        min_bytes: int,
+        min_bytes: int | str,
         prefetch: int | None,
         pin: bool | None,
         pages: Pages,
         session: Session | None,
     ) -> None:
-        if min_bytes < 0 or (prefetch is not None and prefetch < 0):
-            raise ValueError(
-                f"offload_activations of tensors from {min_bytes} bytes with {prefetch} copies "
-                "ahead: both are 0 or more"
-            )
+        try:
+            least = whole_bytes(min_bytes)
+        except ValueError as error:
+            raise ValueError(f"offload_activations: min_bytes {min_bytes!r}: {error}") from None
+        if prefetch is not None and (not isinstance(prefetch, int) or prefetch < 0):
+            raise ValueError(f"offload_activations: prefetch {prefetch!r}: copies ahead, 0 or more")
         self._session = session or current_session()
         self._policy = known_policy(policy, self._session.machine, "activations")
-        self._min_bytes = max(min_bytes, 1)
+        self._min_bytes = max(least, 1)
         self._prefetch = prefetch
         self._pin = pin
         self._pages: Pages = pages
@@ -128,6 +130,9 @@ class OffloadedActivations:
         )
         self._kept: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<activations offloaded, {self._policy}, tensors from {self._min_bytes} bytes>"
 
     @untraced
     def __enter__(self) -> OffloadedActivations:
@@ -250,7 +255,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def offload_activations(
     policy: PolicyLike,
     *,
-    min_bytes: int = LEAST_BYTES,
+    min_bytes: int | str = LEAST_BYTES,
     prefetch: int | None = None,
     pin: bool | None = None,
     pages: Pages = "thp",
@@ -263,8 +268,8 @@ def offload_activations(
     policy
         As in :func:`cxl_offload.empty`.
     min_bytes
-        Smaller tensors stay where they are. A copy over PCIe takes some 10 us however small. A plan
-        counts on the default, 256 KiB.
+        Smaller tensors stay where they are; a number of bytes or ``"1 MiB"``. A copy over PCIe
+        takes some 10 us however small. A plan counts on the default, 256 KiB.
     prefetch
         Copies brought back ahead of the one that the backward needs, in reverse order of saving.
         None is 2 on a GPU and 0 on a CPU. On a CPU, 0 lets the backward read the tier itself;

@@ -24,3 +24,8 @@ VLLM_ERROR = ErrorEstimate(
     "A100 or H100, a quarter of them fitted to (validate, group vllm_weight_offload, and "
     "plans.json)",
 )
+
+UNKNOWN_ERROR = (
+    "nobody has published speeds of this engine, so how far off this prediction is, is not known"
+)
+"""Said of plans for engines that no published case is about."""

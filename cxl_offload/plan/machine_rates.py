@@ -67,7 +67,8 @@ class MachineRates:
         known = [rate for rate in rates if rate is not None]
         if len(known) < len(rates):
             self.note(
-                f"{self.machine.name} prints no read bandwidth of {tier}: taken as not binding"
+                f"{self.machine.name}: nothing says how fast {tier} is read; it is "
+                "taken to bind nothing"
             )
             return UNBOUND
         return sum(known)
@@ -88,8 +89,8 @@ class MachineRates:
             each *= ASSUMED_REMOTE_SHARE if tier == "rdram" else 1.0
         each = min(each, max(1, self.cores()) * core_bytes_per_s(self.machine))
         self.note(
-            f"{self.machine.name} prints no read bandwidth of {tier}: {each / 1e9:.4g} GB/s a node "
-            "assumed; cxl-offload profile measures it"
+            f"{self.machine.name}: nothing says how fast {tier} is read: {each / 1e9:.4g} GB/s a "
+            "node assumed; cxl-offload profile measures it"
         )
         return sum(known) + each * (len(rates) - len(known))
 
@@ -149,8 +150,8 @@ class MachineRates:
         """The machine's first GPU; what it lacks is assumed by its kind, where that is known."""
         if not self.machine.gpus:
             raise ValueError(
-                f"machine {self.machine.name} has no GPU; name one that has, or give it one on "
-                "paper (--gpu h100)"
+                f"machine {self.machine.name} has no GPU, or none is asked for; name one that has, "
+                "or give it one on paper (--gpu h100)"
             )
         gpu, assumed = completed(self.machine.gpus[0])
         if assumed:

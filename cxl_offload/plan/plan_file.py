@@ -301,7 +301,8 @@ class Plan:
             return ""
         units = " or ".join(dict.fromkeys(price.unit for price in idle))
         names = ", ".join(price.what for price in idle)
-        return f"One {units} more of any of these alone brings nothing: {names}."
+        of = "of any of these alone " if len(idle) > 1 else ""
+        return f"One {units} more {of}brings nothing: {names}."
 
     def of(self, kind: str) -> Mapping[str, int]:
         """Bytes of one kind of tensor by home."""

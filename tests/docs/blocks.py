@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,5 +51,10 @@ def make_model(folder: Path) -> None:
     """What ``python examples/zen.py my-opt`` makes in a folder, without the training."""
     from cxl_offload.integrations.flexgen import OptShape, make_opt
 
+    sys.path.append(str(ROOT / "examples"))
+    from gpt_text import make_tokenizer
+
+    sys.path.pop()
     model = make_opt(folder / "my-opt", OptShape(layers=2, hidden=64, heads=4))
+    make_tokenizer().save_pretrained(model)
     (model / "prompts.txt").write_text("Errors should\nSimple is\n", encoding="utf-8")

@@ -56,7 +56,9 @@ def test_latencies_that_nothing_gives_are_taken_as_equal_with_a_note() -> None:
 def test_bandwidth_that_is_not_printed_does_not_bind_and_says_so() -> None:
     numbers = MachineRates(machine(()))
     assert numbers.read_bytes_per_s("ldram") == float("inf")
-    assert numbers.notes == ["made prints no read bandwidth of ldram: taken as not binding"]
+    assert numbers.notes == [
+        "made: nothing says how fast ldram is read; it is taken to bind nothing"
+    ]
 
 
 def test_a_core_draws_what_those_that_saturate_local_memory_do() -> None:

@@ -77,7 +77,7 @@ def check_conventions(model: PreTrainedModel) -> None:
     if not _takes_attention(model):
         raise ConfigError(
             f"{name} computes its attention itself: it does not ask transformers' "
-            "AttentionInterface for one, so none can be given to it"
+            "AttentionInterface for one, so its KV cannot be in tiers; load() places its weights"
         )
     if not model._supports_default_dynamic_cache():
         raise ConfigError(f"{name} has a cache of its own; transformers' DynamicCache does not fit")

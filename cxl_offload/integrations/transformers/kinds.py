@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Policy, PolicyLike, Replicate, Session, as_policy
@@ -14,7 +14,8 @@ from cxl_offload.objects.weight_kinds import kind_of
 EXPERTS = "experts:"
 """Begins kinds of some experts by number, ``experts:0-7,12``, of every layer."""
 
-KINDS = ("kv", "activations", "weights", *WEIGHT_KINDS)
+_OF_RUNS = ("kv", "activations")
+KINDS = (*_OF_RUNS, "weights", *WEIGHT_KINDS)
 """``weights`` stands for every kind of weight that is not named."""
 
 
@@ -105,7 +106,7 @@ def _checked(kind: str, policy: PolicyLike, session: Session) -> Policy:
         raise ConfigError(f"kind {kind!r}: kinds are {', '.join(KINDS)}, and experts:0-7,12")
     try:
         made = as_policy(policy, session.machine)
-        if kind in ("kv", "activations"):
+        if not is_of_weights(kind):
             refuse_copies(made, kind)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"policy of {kind}: {error}") from None
@@ -117,6 +118,27 @@ def _checked(kind: str, policy: PolicyLike, session: Session) -> Policy:
                 f"process may use; usable nodes are {', '.join(map(str, usable))}"
             )
     return made
+
+
+def is_of_weights(kind: str) -> bool:
+    """Whether a kind is of weights, and not of what a run makes."""
+    return kind not in _OF_RUNS
+
+
+def checked_weights(kinds: Collection[str]) -> Collection[str]:
+    """Refuse kinds of which a load would place none.
+
+    Raises
+    ------
+    ConfigError
+        None is of weights.
+    """
+    if not any(is_of_weights(kind) for kind in kinds):
+        raise ConfigError(
+            f"load: {', '.join(kinds)} has a policy, and no weights; give one of weights, or load "
+            "with transformers and give this to offload()"
+        )
+    return kinds
 
 
 def kind_of_weight(name: str, tied: Mapping[str, str]) -> str:

@@ -21,7 +21,11 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.bitsandbytes_weights import is_of_bitsandbytes, settle
 from cxl_offload.integrations.transformers.checkpoint import ModelFiles, auto_class
 from cxl_offload.integrations.transformers.in_place import made_in_place
-from cxl_offload.integrations.transformers.kinds import chosen_policies, kind_of_weight
+from cxl_offload.integrations.transformers.kinds import (
+    checked_weights,
+    chosen_policies,
+    kind_of_weight,
+)
 from cxl_offload.integrations.transformers.layer_shares import split_shares
 from cxl_offload.integrations.transformers.plans import Asked, asked_of, weights_as
 from cxl_offload.integrations.transformers.read_errors import unloadable
@@ -36,6 +40,7 @@ from cxl_offload.integrations.transformers.weights import (
     empty_in_place,
     is_plain,
     named_weights,
+    note_missing_kinds,
     place_held,
     placed,
     refuse_numbers,
@@ -107,23 +112,22 @@ def load(
         A node has no room: one line, before a weight is read. Of a quantized checkpoint the least
         that its files say is known by then, and the rest where it is allocated.
     """
+    told: Collection[str] = ()
     if store is None:
         session = session or current_session()
         asked = asked_of(policies)
         dtype, split = weights_as(dtype, asked.plan), split_shares(asked.policies)
         on_accelerator = asked.accelerator is not None
         chosen = chosen_policies(split.on_host, session, on_accelerator=on_accelerator)
+        told = checked_weights(asked.policies) if asked.plan is None else ()
         store = store_for(chosen, session, shares=split.layers)
         check_weights_fit(folder, chosen, store, session, dtype=dtype, distributed=distributed)
     found = ModelFiles.at(folder)
     config = found.config()
     options = found.model_options(config)
-    if attention is not None:
-        options["attn_implementation"] = attention
-    if distributed is not None:
-        options["distributed_config"] = distributed
-    files = FileWeights(found.folder)
-    reads = reads_of_weights()
+    options |= {} if attention is None else {"attn_implementation": attention}
+    options |= {} if distributed is None else {"distributed_config": distributed}
+    files, reads = FileWeights(found.folder), reads_of_weights()
     loading = _Loading(store, files, reads)
     with _alone(), reads, _setting_in(loading), unloadable(found.path):
         ask_for_first_pages(found.folder)
@@ -135,6 +139,7 @@ def load(
         if found.adapter is not None:
             model.load_adapter(str(found.adapter), adapter_kwargs={"local_files_only": True})
     loading.place_late(model)
+    note_missing_kinds(model, told)
     weakref.finalize(model, files.forget).atexit = False
     return model.eval()
 

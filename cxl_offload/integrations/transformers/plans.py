@@ -65,6 +65,11 @@ def asked_of(asked: Asked) -> PlanAnswer:
         is advice only, or of a type that nothing is kept as.
     """
     if isinstance(asked, str | Path):
+        if not Path(asked).exists():
+            raise ConfigError(
+                f"{asked}: no plan has this name; a policy is given with the kind that it is of, "
+                f"such as {{'weights': '{asked}'}}"
+            )
         asked = load_plan(asked)
     if not isinstance(asked, Plan):
         return PlanAnswer(asked)

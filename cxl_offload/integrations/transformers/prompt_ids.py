@@ -38,9 +38,10 @@ def tokenized(folder: Path, prompts: Sequence[str]) -> tuple[Any, Any]:
     except UNREADABLE as error:
         if (folder / "config.json").is_file():
             found.config()  # where that is wrong, it is no fault of the tokenizer
-        raise ConfigError(
-            f"no tokenizer in {folder}: {first_line(error)}; name one by --tokenizer"
-        ) from error
+        why = first_line(error)
+        if folder.is_dir() and not any((folder / name).exists() for name in _TOKENIZER):
+            why = f"neither {' nor '.join(_TOKENIZER)} is there"
+        raise ConfigError(f"no tokenizer in {folder}: {why}; name one by --tokenizer") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None and len(prompts) > 1:

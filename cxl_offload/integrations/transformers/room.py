@@ -112,6 +112,13 @@ class KvMemory:
             )
         if self.whole_sequences and "kv" not in self.store.parts:
             raise ConfigError("whole_sequences needs the cache in tiers; give a policy of kv")
+        if self.whole_sequences and not isinstance(
+            policy := self.store.parts["kv"][0].policy, Interleave | Weighted
+        ):
+            raise ConfigError(
+                f"whole_sequences: kv={policy} divides no sequence; leave it out, or give kv a "
+                "policy that is weighted or interleaved"
+            )
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor with its pages in place.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.kinds import is_of_weights
 from cxl_offload.integrations.transformers.layer_shares import SplitPolicies
 from cxl_offload.integrations.transformers.plans import PlanAnswer
 from cxl_offload.integrations.transformers.ranked import RankPart
@@ -18,8 +19,6 @@ from cxl_offload.tune import Signal
 
 if TYPE_CHECKING:
     from cxl_offload.integrations.transformers.generation import GenerateRun
-
-_NO_WEIGHTS = ("kv", "activations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,7 @@ class RunTuning:
             near_expert_bytes=0,
         )
         refuse_copies(store, made)
-        if not any(kind not in _NO_WEIGHTS for kind in store.parts):
+        if not any(is_of_weights(kind) for kind in store.parts):
             raise ConfigError(
                 f"tune {self.signal}: no weights are in a tier that could follow; give a policy of "
                 "weights, or leave it out"

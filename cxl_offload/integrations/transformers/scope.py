@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +11,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 from cxl_offload.errors import ConfigError, forget_locals
 from cxl_offload.integrations.planned_threads import planned_threads
@@ -27,15 +25,14 @@ from cxl_offload.integrations.transformers.attention import (
     take_part,
 )
 from cxl_offload.integrations.transformers.beside_layers import take_beside_layers
-from cxl_offload.integrations.transformers.cache import put_in_tiers, reserve
 from cxl_offload.integrations.transformers.cache_giver import cache_giver
+from cxl_offload.integrations.transformers.cache_room import tell_room
 from cxl_offload.integrations.transformers.checkpoint import check_final_weights
 from cxl_offload.integrations.transformers.compute_device import chosen_device
 from cxl_offload.integrations.transformers.conventions import (
     base_model,
     check_conventions,
     own_attention,
-    takes_room,
     text_config,
 )
 from cxl_offload.integrations.transformers.kinds import check_kept, chosen_policies
@@ -52,14 +49,18 @@ from cxl_offload.integrations.transformers.row_parts import check_rows, take_lay
 from cxl_offload.integrations.transformers.streamed_states import StateStream
 from cxl_offload.integrations.transformers.streamed_weights import WeightStream
 from cxl_offload.integrations.transformers.tuning import ModelTuning, TunedModel, refuse_copies
-from cxl_offload.integrations.transformers.weights import place_weights, store_for
+from cxl_offload.integrations.transformers.weights import (
+    note_missing_kinds,
+    place_weights,
+    store_for,
+)
 from cxl_offload.integrations.undisturbed import undisturbed
 from cxl_offload.memory import Session, current_session
-from cxl_offload.objects.kind_store import TierStore
+from cxl_offload.objects.kind_store import MemorySource, TierStore
+from cxl_offload.objects.placement_rows import PlacementRow, placement_rows
 from cxl_offload.renamed import renamed_keywords
 from cxl_offload.tune import Signal
 
-_PREPARE = "_prepare_cache_for_generation"
 _log = logging.getLogger(__name__)
 
 
@@ -204,6 +205,8 @@ def offload(
     kept = kv_dtype or asked.kv_dtype
     check_kept(kv_dtype, store.parts)
     kv = KvMemory(store, kept, whole_sequences=whole_sequences, accelerator=there)
+    if asked.plan is None:
+        note_missing_kinds(model, asked.policies)
     threads = planned_threads(asked.plan, session)
     for note in threads.notes:
         _log.warning("%s", note)
@@ -271,6 +274,24 @@ class Offloaded:
         self._reuse: PrefixReuse | None = None
         self._open: contextlib.ExitStack | None = None
 
+    def __repr__(self) -> str:
+        policies = ", ".join(
+            f"{kind}: {part.policy}" for kind, parts in self.store.parts.items() for part in parts
+        )
+        where = "in its block" if self._open is not None else "outside of its block"
+        return f"<{type(self.model).__name__} offloaded, {where}: {policies}>"
+
+    @property
+    def placement(self) -> tuple[PlacementRow, ...]:
+        """Bytes of every kind at their peak, requested against granted: a line each as text."""
+        source = self.store.source
+        session = source.session if isinstance(source, MemorySource) else current_session()
+        on_device = self._kv.accelerator
+        return (
+            *placement_rows(self.store.use(), self.store.parts, session.machine),
+            *(() if on_device is None else (on_device.row(),)),
+        )
+
     @property
     def calls(self) -> AttentionCalls:
         """Who computed attention how often, since the block began."""
@@ -315,7 +336,7 @@ class Offloaded:
                 stack.callback(take_part, self.model, None)
                 take_part(self.model, self._attention)
                 self._before_every_step(stack, cache_giver(self._kv))
-                self._patch_generate(stack)
+                tell_room(self.model, self._kv, stack)
             take_generate(self.model, stack)
             if self._tuning is not None:
                 self.tuned = stack.enter_context(self._tuning.following(self.model))
@@ -362,38 +383,3 @@ class Offloaded:
 
         stack.callback(ask_for, before)  # before it is done, since Ctrl-C may come in between
         ask_for(registered_name(own_attention(model)))
-
-    def _patch_generate(self, stack: contextlib.ExitStack) -> None:
-        """Learn how many positions a cache will have; generate() has no hook that says so."""
-        if not takes_room(self.model):
-            _log.warning(
-                "%s does not say how long its cache will be; it grows, and may hold an eighth more",
-                type(self.model).__name__,
-            )
-            return
-        stock, kv = getattr(type(self.model), _PREPARE), self._kv
-
-        def prepare(
-            model: PreTrainedModel,
-            generation_config: Any,
-            model_kwargs: dict[str, Any],
-            generation_mode: Any,
-            batch_size: int,
-            max_cache_length: int,
-        ) -> Any:
-            made = stock(
-                model,
-                generation_config,
-                model_kwargs,
-                generation_mode,
-                batch_size,
-                max_cache_length,
-            )
-            cache = model_kwargs.get("past_key_values")
-            if isinstance(cache, Cache):
-                put_in_tiers(cache, kv, max_cache_length)
-                reserve(cache, max_cache_length)
-            return made
-
-        setattr(self.model, _PREPARE, types.MethodType(prepare, self.model))
-        stack.callback(delattr, self.model, _PREPARE)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+import logging
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +53,7 @@ from cxl_offload.transfer.file_reads import FileReads
 
 _loaded_by: MutableMapping[torch.Tensor, tuple[Part, ...]] = WeakIdKeyDictionary()
 """Weights that were loaded to their place, to its policies: they need no moving there."""
+_log = logging.getLogger(__name__)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -206,6 +215,16 @@ def named_weights(model: torch.nn.Module, before: str = "") -> Iterator[tuple[st
         for name, buffer in module.named_buffers(prefix, recurse=False):
             if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
                 yield before + name, buffer
+
+
+def note_missing_kinds(model: torch.nn.Module, asked: Iterable[str]) -> None:
+    """Warn of policies for kinds of weights that a model has none of, such as experts."""
+    tied = getattr(model, "all_tied_weights_keys", {})
+    there = dict.fromkeys(kind_of_weight(name, tied) for name, _ in named_weights(model))
+    for kind in asked:
+        if kind.partition(":")[0] in WEIGHT_KINDS and kind.partition(":")[0] not in there:
+            name = type(model).__name__
+            _log.warning("policy of %s: %s has only %s", kind, name, ", ".join(there))
 
 
 def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None]:

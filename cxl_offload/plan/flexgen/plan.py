@@ -23,7 +23,7 @@ from cxl_offload.plan.flexgen.planner import (
     plan_flexgen,
 )
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.known_errors import FLEXGEN_ERROR
+from cxl_offload.plan.known_errors import FLEXGEN_ERROR, UNKNOWN_ERROR
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Batch, ErrorEstimate, Plan
 from cxl_offload.renamed import old_names
@@ -212,7 +212,7 @@ class FlexGen(DecodingExecutor[Optimum]):
         request, choice = self._request, found.choice.choice
         notes = [self.memory_shares(found.hardware)]
         if request.engine == "own":
-            notes.append("no speed of this engine is published, so no error is known")
+            notes.append(UNKNOWN_ERROR)
         if choice.kv_stripe or choice.weight_stripe:
             notes.append("striped tensors are static: the kernel must not migrate them")
         return notes + self.about_threads(found) + self.source_of_rates(found.hardware)

@@ -14,6 +14,7 @@ from cxl_offload.plan.decoding.executor import DecodingExecutor, DecodingRequest
 from cxl_offload.plan.equations.row_states import STATES
 from cxl_offload.plan.executor import Candidate, KindBytes, OwnFields
 from cxl_offload.plan.hardware import GPU, NVME, Hardware
+from cxl_offload.plan.known_errors import UNKNOWN_ERROR
 from cxl_offload.plan.kv_types import KV_TYPES, kv_type_remedy
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import OWN_FILE, Batch, Plan
@@ -348,7 +349,7 @@ class Transformers(DecodingExecutor[BestHomes]):
     def notes(self, found: Candidate[BestHomes]) -> list[str]:
         """Usable shares, what CPUs do, and where rates are from."""
         request, layout = self._request, found.choice.homes.layout
-        unknown = "no speed of this engine is published, so no error is known"
+        unknown = UNKNOWN_ERROR
         if found.hardware.has_gpu:
             unknown += "; no GPU has run a plan of it yet"
         notes = [self.memory_shares(found.hardware), unknown]

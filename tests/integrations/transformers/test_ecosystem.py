@@ -21,10 +21,11 @@ from transformers import PreTrainedTokenizerFast
 from cxl_offload import offload_activations, offload_optimizer
 from cxl_offload.integrations.transformers import offload
 from cxl_offload.memory import Session
+from tests.docs.blocks import make_model
 
 from .ecosystem import needed
 from .models import VOCAB, make
-from .training_recipes import assert_trains_alike_in_a_tier, make_model_with_words
+from .training_recipes import assert_trains_alike_in_a_tier
 
 POLICIES = {"kv": "bind:2", "weights": "bind:1"}
 WORDS = ["a good day for all", "no day is as good as this", "all of this is for a day"]
@@ -97,7 +98,7 @@ def test_recipe_of_trl_runs_as_pasted_with_the_losses_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed("datasets"), needed("trl")
-    make_model_with_words(tmp_path)
+    make_model(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert_trains_alike_in_a_tier("SFTTrainer", monkeypatch)
 

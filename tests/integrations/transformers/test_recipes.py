@@ -15,10 +15,11 @@ from transformers import Trainer, TrainingArguments
 from cxl_offload import _C, offload_activations, offload_optimizer
 from cxl_offload.integrations.transformers import offload
 from cxl_offload.memory import Session
+from tests.docs.blocks import make_model
 
 from .conftest import machine
 from .models import VOCAB, generate, make
-from .training_recipes import assert_trains_alike_in_a_tier, make_model_with_words
+from .training_recipes import assert_trains_alike_in_a_tier
 
 POLICIES = {"kv": "bind:2", "weights": "bind:1"}
 
@@ -144,6 +145,6 @@ def test_recipe_of_the_trainer_runs_as_pasted_with_the_losses_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("accelerate")
-    make_model_with_words(tmp_path)
+    make_model(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert_trains_alike_in_a_tier("Trainer", monkeypatch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from transformers import (
 )
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.transformers import offload
+from cxl_offload.integrations.transformers import load, offload
 from cxl_offload.memory import Session
 
 from .conftest import machine
@@ -281,3 +282,44 @@ def test_a_model_is_pickled_outside_of_the_block_only(session: Session) -> None:
             pickle.dumps(model)
         assert torch.equal(generate(copy.deepcopy(model)), generate(model))
     assert torch.equal(generate(pickle.loads(pickle.dumps(model))), generate(model))
+
+
+def test_block_says_where_the_bytes_are(session: Session) -> None:
+    model = make("llama")
+    with offload(model, {"kv": "bind:2", "mlp": "bind:1"}, session=session) as done:
+        generate(model)
+        assert repr(done) == "<LlamaForCausalLM offloaded, in its block: kv: bind:2, mlp: bind:1>"
+        assert repr(done.store) == "<memory by kind, kv: bind:2, mlp: bind:1>"
+    rows = {row.kind: row for row in done.placement}
+    assert set(rows) == {"kv", "mlp"}
+    assert set(rows["kv"].granted) == {2}
+    mlp = sum(each.nbytes for name, each in model.named_parameters() if ".mlp." in name)
+    assert rows["mlp"].requested_bytes == mlp
+    assert str(rows["mlp"]).startswith("mlp (host): ")
+    assert " asked for, bind:1 -> node 1: " in str(rows["mlp"])
+    assert "outside of its block" in repr(done)
+
+
+def test_policy_of_a_kind_that_the_model_lacks_is_told(
+    session: Session, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    kinds = {"kv": "bind:2", "weights": "bind:1", "experts": "bind:2"}
+    offload(make("mixtral"), kinds, session=session)
+    assert not caplog.records
+    offload(make("llama"), kinds, session=session)
+    make("llama").save_pretrained(tmp_path)
+    load(tmp_path, {"mlp": "bind:1", "experts": "bind:2"}, session=session)
+    said = [record.getMessage() for record in caplog.records]
+    told = "policy of experts: LlamaForCausalLM has only embedding, attention, mlp, norm, head"
+    assert said.count(told) == 2
+
+
+def test_load_without_a_policy_of_weights_is_refused(session: Session, tmp_path: Path) -> None:
+    make("llama").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="load: kv has a policy, and no weights; give one of"):
+        load(tmp_path, {"kv": "bind:1"}, session=session)
+
+
+def test_policy_in_place_of_policies_by_kind_is_refused(session: Session) -> None:
+    with pytest.raises(ConfigError, match=r"cxl: no plan has this name; .* \{'weights': 'cxl'\}"):
+        offload(make("llama"), "cxl", session=session)

@@ -115,3 +115,8 @@ def test_what_a_run_needs_is_what_it_takes(family: str, session: Session, tmp_pa
 def test_whole_sequences_without_a_policy_of_kv_are_refused(session: Session) -> None:
     with pytest.raises(ConfigError, match="whole_sequences needs the cache in tiers"):
         offload(make("llama"), {"norm": "bind:1"}, whole_sequences=True, session=session)
+
+
+def test_whole_sequences_of_a_policy_that_divides_none_are_refused(session: Session) -> None:
+    with pytest.raises(ConfigError, match="whole_sequences: kv=bind:1 divides no sequence"):
+        offload(make("llama"), {"kv": "bind:1"}, whole_sequences=True, session=session)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import cxl_offload
-from tests.docs.blocks import ROOT, all_blocks, make_model
+from tests.docs.blocks import all_blocks
 
 CXL_NODE, ELSEWHERE = 2, -1
 
@@ -21,17 +19,6 @@ def recipe(trainer: str) -> str:
     """The one block that makes this trainer."""
     (text,) = (each.text for each in all_blocks("python") if f" {trainer}(" in each.text)
     return text
-
-
-def make_model_with_words(folder: Path) -> None:
-    """What ``python examples/zen.py my-opt`` makes, with its tokenizer."""
-    make_model(folder)
-    sys.path.insert(0, str(ROOT / "examples"))
-    try:
-        from gpt_text import make_tokenizer
-    finally:
-        sys.path.remove(str(ROOT / "examples"))
-    make_tokenizer().save_pretrained(folder / "my-opt")
 
 
 def ran(text: str) -> dict[str, Any]:
