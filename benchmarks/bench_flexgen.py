@@ -114,7 +114,7 @@ def requests(model: Path, options: argparse.Namespace) -> dict[str, FlexGenRun]:
         count = fields.pop("rows", options.rows)
         length = fields.pop("prompt_len", options.prompt_len)
         batches = fields.get("num_gpu_batches", 1)
-        if count < batches:
+        if count < batches or divides_a_sequence(count // batches, case):
             continue
         random = np.random.default_rng(0)
         tokens = random.integers(16, SHAPE.vocab, size=(count, length)).tolist()
@@ -129,6 +129,12 @@ def requests(model: Path, options: argparse.Namespace) -> dict[str, FlexGenRun]:
             **fields,
         )
     return made
+
+
+def divides_a_sequence(rows: int, case: Case) -> bool:
+    """Whether a share of KV would cut one of so many sequences, which FlexGen places whole."""
+    percent = case.get("percent")
+    return percent is not None and rows * percent[2] % 100 != 0
 
 
 def name_of(name: str, case: Case, rows: int, length: int) -> str:

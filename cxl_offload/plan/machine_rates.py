@@ -67,7 +67,7 @@ class MachineRates:
         known = [rate for rate in rates if rate is not None]
         if len(known) < len(rates):
             self.note(
-                f"{self.machine.name}: nothing says how fast {tier} is read; it is "
+                f"{self.machine.name}: no read bandwidth of {tier} is known; it is "
                 "taken to bind nothing"
             )
             return UNBOUND
@@ -89,7 +89,7 @@ class MachineRates:
             each *= ASSUMED_REMOTE_SHARE if tier == "rdram" else 1.0
         each = min(each, max(1, self.cores()) * core_bytes_per_s(self.machine))
         self.note(
-            f"{self.machine.name}: nothing says how fast {tier} is read: {each / 1e9:.4g} GB/s a "
+            f"{self.machine.name}: no read bandwidth of {tier} is known: {each / 1e9:.4g} GB/s a "
             "node assumed; cxl-offload profile measures it"
         )
         return sum(known) + each * (len(rates) - len(known))
@@ -215,7 +215,7 @@ class MachineRates:
             return sum(known)
         bound = self.read_bytes_per_s(tier, nodes)
         if bound < self.link_bytes_per_s():
-            self.note(f"{self.machine.name} prints no copy rate of {tier}: CPU reads bound it")
+            self.note(f"{self.machine.name}: no copy rate of {tier} is known; CPU reads bound it")
         return bound
 
     def other_links(self) -> tuple[float, ...]:

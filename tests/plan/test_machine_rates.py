@@ -57,7 +57,7 @@ def test_bandwidth_that_is_not_printed_does_not_bind_and_says_so() -> None:
     numbers = MachineRates(machine(()))
     assert numbers.read_bytes_per_s("ldram") == float("inf")
     assert numbers.notes == [
-        "made: nothing says how fast ldram is read; it is taken to bind nothing"
+        "made: no read bandwidth of ldram is known; it is taken to bind nothing"
     ]
 
 

@@ -269,7 +269,7 @@ def test_gguf_file_that_is_cut_off_is_refused(kept: int, tmp_path: Path) -> None
 def test_configuration_of_a_part_is_named_with_the_part(folder: Path, tmp_path: Path) -> None:
     model = changed(folder, tmp_path / "model", text_config={"num_hidden_layers": -1})
     with pytest.raises(ConfigError, match=r"config\.json: text_config\.num_hidden_layers: must be"):
-        load(model, {"kv": "first-touch"})
+        load(model, {"weights": "first-touch"})
 
 
 def test_what_transformers_warns_of_is_told_where_nothing_is_wrong(
