@@ -167,7 +167,8 @@ def print_profile(console: Console, found: Profile) -> None:
     machine = found.machine
     console.print(
         f"{machine.cpu_model}, {counted(machine.cpus, 'CPU')}, "
-        f"{counted(len(machine.nodes), 'node')}, kernel {machine.kernel}: {how} {found.date} in {found.seconds:.0f} s with {machine.isa} "
+        f"{counted(len(machine.nodes), 'node')}, kernel {machine.kernel}: {how} {found.date} "
+        f"in {found.seconds:.0f} s with {machine.isa} "
         f"loops ({found.mode})"
     )
     _print_latencies(console, found, how)
