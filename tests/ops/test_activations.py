@@ -395,19 +395,3 @@ def test_copies_come_back_in_reverse_order_and_ahead(session: Session) -> None:
     assert [size for size, _ in seen] == [6, 5, 4, 3, 2, 1]
     for size, begun in seen:
         assert begun == list(range(6, max(size - 2, 1) - 1, -1))
-
-
-def test_sizes_below_zero_are_refused(session: Session) -> None:
-    with pytest.raises(ValueError, match="0 or more"):
-        offload_activations("cxl", prefetch=-1)
-    with pytest.raises(ValueError, match="a size is from 0"):
-        offload_activations("cxl", min_bytes=-1)
-
-
-def test_least_size_is_a_number_or_a_text() -> None:
-    assert "from 1048576 bytes" in repr(offload_activations("bind:0", min_bytes="1 MiB"))
-    for wrong in ("1 parsec", -1, 1.5, None):
-        with pytest.raises(ValueError, match="offload_activations: min_bytes"):
-            offload_activations("bind:0", min_bytes=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="offload_activations: prefetch -1"):
-        offload_activations("bind:0", prefetch=-1)
