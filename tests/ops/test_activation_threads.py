@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ import cxl_offload
 from cxl_offload.memory import Session
 from cxl_offload.ops.activations import OffloadedActivations, offload_activations
 
-from ..memory.machines import simulated_memory
+from ..memory.machines import simulated_memory, wait_until_all_is_back
 
 BEYOND_ONE_THREAD = 70
 """Nested backward passes; from 60 on, autograd continues on a thread of its own."""
@@ -30,8 +29,7 @@ def _session() -> Iterator[Session]:
     with cxl_offload.use(session):
         yield session
     torch.compiler.reset()
-    gc.collect()
-    assert session.stats().asked_bytes.current == 0
+    wait_until_all_is_back(session)
 
 
 pytestmark = pytest.mark.usefixtures("_session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,7 +15,7 @@ import cxl_offload
 from cxl_offload.memory import Session
 from cxl_offload.ops.activations import OffloadedActivations, offload_activations
 
-from ..memory.machines import MIB, simulated_memory
+from ..memory.machines import MIB, simulated_memory, wait_until_all_is_back
 
 CXL = 2
 
@@ -27,8 +26,7 @@ def session() -> Iterator[Session]:
     session = simulated_memory()
     with cxl_offload.use(session):
         yield session
-    gc.collect()
-    assert session.stats().asked_bytes.current == 0
+    wait_until_all_is_back(session)
 
 
 class Block(nn.Module):
@@ -99,14 +97,6 @@ def assert_same_bits(found: list[torch.Tensor], expected: list[torch.Tensor]) ->
         assert torch.equal(one, other)
 
 
-def wait_until_all_is_back(session: Session) -> None:
-    """A thread that copies ahead may drop the last tensor a moment after the backward pass."""
-    end = time.monotonic() + 300
-    while session.stats().asked_bytes.current and time.monotonic() < end:
-        time.sleep(0.01)
-    assert session.stats().asked_bytes.current == 0
-
-
 @pytest.mark.parametrize("prefetch", [0, 1, 3, 1000])
 @pytest.mark.parametrize("recompute", [None, False, True], ids=["plain", "checkpoint", "reentrant"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -125,7 +115,6 @@ def test_gradients_are_the_same_bits(
         assert_same_bits(gradients(model), expected)
         model.zero_grad()
         del loss
-        gc.collect()
         wait_until_all_is_back(session)
     assert offload.use.copies > 0
     assert offload.use.kept["parameter"] > 0
