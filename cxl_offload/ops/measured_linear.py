@@ -3,13 +3,15 @@
 Which way is fastest depends on the processor, on the shape and on the number of rows: one with
 arithmetic for half precision is best left to PyTorch, few rows are best read once by this package's
 kernel, many rows of half precision are best multiplied by its tiles or in single precision by
-PyTorch. So the first calls of a shape take all ways in turns, each over the weights that are asked
-for, and later calls the fastest.
+PyTorch, and where the processor has no arithmetic for them PyTorch is ten times slower than either.
+So the first calls of a shape take all ways in turns, each over the weights that are asked for, and
+later calls the fastest. Calls of many rows are few and long: their way is chosen by small parts.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -34,8 +36,9 @@ _ASKED_TILES = frozenset({torch.float16, torch.uint8})
 """Of weights that tiles multiply only when asked; uint8: 4-bit codes."""
 
 LinearKey = tuple[torch.dtype, int, int, int, bool]
-"""Type, number of rows (the next power of two), outputs, width, and whether the weights were read a
-moment ago, as by the batch before: they lie in a cache then, where other ways are fastest."""
+"""Type, number of rows (the logarithm of the next power of two, at most :data:`LONGEST_PART`'s),
+outputs, width, and whether the weights were read a moment ago, as by the batch before: they lie in
+a cache then, where other ways are fastest."""
 
 TRIALS = 4
 """Calls that take each way. The shortest counts, since other programs only make a call longer."""
@@ -49,6 +52,17 @@ HOPELESS = 2
 SHORT_S = 1e-3
 """...unless its part took no longer than this: what calls and threads need to begin then counts
 more than what whole layers need, and trials cost little."""
+
+MANY_ROWS = 64
+"""From more on, a prompt is computed: there are few such calls, and no trial may take a whole one.
+Products count then, and no longer how weights are read, so that parts show it."""
+
+LONGEST_PART = 256
+"""Rows of a part: calls of more rows are chosen for as if they had so many."""
+
+MANY_PARTS, WORTH_IT = 3, 0.85
+"""Parts that each way computes of a call of many rows. Another way than PyTorch has to need less
+than this share of its time."""
 
 MOST_WEIGHTS = 1 << 16
 """Whose last reading is known. Weights that are made for each call would be new ones for ever."""
@@ -158,7 +172,7 @@ class MeasuredLinear:
         Notes that the weights are read now; so ask once for each call.
         """
         outputs, width = weight.shape
-        rows = (inputs.numel() // inputs.shape[-1] - 1).bit_length()
+        rows = (min(inputs.numel() // inputs.shape[-1], LONGEST_PART) - 1).bit_length()
         return (weight.dtype, rows, outputs, width, self._reads_again(weight))
 
     def _reads_again(self, weight: torch.Tensor) -> bool:
@@ -187,7 +201,10 @@ class MeasuredLinear:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """One call by the way that was tried least."""
+        """One call by the way that was tried least, or by that whose parts were the fastest."""
+        if inputs.numel() > MANY_ROWS * inputs.shape[-1]:
+            name = self.chosen[key] = self._fastest_by_parts(inputs, weight)
+            return self._ways[name](inputs, weight, bias)
         taken = self._taken.get(key)
         if taken is None:
             taken = self._taken[key] = {name: [] for name in self._hopeful(inputs, weight)}
@@ -201,10 +218,25 @@ class MeasuredLinear:
 
     def _hopeful(self, inputs: torch.Tensor, weight: torch.Tensor) -> list[str]:
         """Ways that parts of the outputs do not show to be much slower than another."""
+        best = self._parts_taken(inputs, weight, times=2)  # the first makes threads and code
+        least = max(HOPELESS * min(best.values()), SHORT_S)
+        return [name for name, taken in best.items() if taken <= least]
+
+    def _fastest_by_parts(self, inputs: torch.Tensor, weight: torch.Tensor) -> str:
+        """Of some rows and an eighth of the outputs; PyTorch's where no other is clearly faster."""
+        rows = inputs.reshape(-1, inputs.shape[-1])[:LONGEST_PART]
+        best = self._parts_taken(rows, weight, times=MANY_PARTS)
+        name = min(best, key=lambda name: best[name])
+        return TORCH if WORTH_IT * best.get(TORCH, math.inf) <= best[name] else name
+
+    def _parts_taken(
+        self, inputs: torch.Tensor, weight: torch.Tensor, times: int
+    ) -> dict[str, float]:
+        """Seconds that each way needs at least for a part of the outputs."""
         step = -(-weight.shape[0] // PARTS)
         begins = itertools.cycle(range(0, weight.shape[0], step))
         best: dict[str, float] = {}
-        for _ in range(2):  # the first of all makes threads and code
+        for _ in range(times):
             for name, way in self._ways.items():
                 if name == TILES and weight.dtype not in _ASKED_TILES:
                     continue  # the kernel takes them by itself, or has none for the type
@@ -214,5 +246,4 @@ class MeasuredLinear:
                 way(inputs, part, None)
                 taken = time.perf_counter() - before
                 best[name] = min(best.get(name, taken), taken)
-        least = max(HOPELESS * min(best.values()), SHORT_S)
-        return [name for name, taken in best.items() if taken <= least]
+        return best

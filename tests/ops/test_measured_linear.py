@@ -196,3 +196,43 @@ def test_types_and_ways_are_those_that_were_asked_for(dtype: torch.dtype) -> Non
         assert torch.equal(ours(x, weight, bias), functional.linear(x, weight, bias))
     assert list(ours.chosen) == [ours.key(x, weight)] == [(dtype, 2, 96, 64, False)]
     assert all(way.called for way in ways.values())
+
+
+def way_of(clock: Clock, second_an_output: float, rows: list[tuple[int, int]]) -> Any:
+    """Notes rows and outputs of each call; takes as long as the outputs."""
+
+    def call(x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+        rows.append((x.numel() // x.shape[-1], weight.shape[0]))
+        clock.now += weight.shape[0] * second_an_output
+        return functional.linear(x, weight, bias)
+
+    return call
+
+
+@pytest.mark.parametrize(("of_torch", "chosen"), [(0.1, KERNEL), (0.5, KERNEL), (0.95, TORCH)])
+def test_way_of_a_prompt_is_chosen_by_parts_in_its_first_call(
+    of_torch: float, chosen: str, clock: Clock
+) -> None:
+    calls: dict[str, list[tuple[int, int]]] = {KERNEL: [], TORCH: []}
+    seconds = {KERNEL: of_torch * 0.01, TORCH: 0.01}
+    ours = MeasuredLinear(ways={name: way_of(clock, seconds[name], calls[name]) for name in calls})
+    x, weight, bias = layer(1000)
+
+    torch.testing.assert_close(
+        ours(x, weight, bias), functional.linear(x, weight, bias), rtol=2**-9, atol=2**-9
+    )
+    whole = {name: [each for each in calls[name] if each[0] == 1000] for name in calls}
+    assert whole == {name: [(1000, 96)] if name == chosen else [] for name in calls}
+    parts = {each for name in calls for each in calls[name] if each[0] != 1000}
+    assert parts == {(measured_linear.LONGEST_PART, 96 // measured_linear.PARTS)}
+    assert not ours.is_trying
+
+
+def test_prompts_of_any_length_go_by_the_way_of_the_first_long_one(clock: Clock) -> None:
+    calls: dict[str, list[tuple[int, int]]] = {KERNEL: [], TORCH: []}
+    seconds = {KERNEL: 0.001, TORCH: 0.01}
+    ours = MeasuredLinear(ways={name: way_of(clock, seconds[name], calls[name]) for name in calls})
+    for rows in (300, 1000, 5000):
+        ours(*layer(rows))
+    assert ours.chosen == {(torch.float16, 8, 96, 64, False): KERNEL}
+    assert len(calls[TORCH]) == measured_linear.MANY_PARTS

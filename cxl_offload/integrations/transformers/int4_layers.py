@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from cxl_offload.ops.int4_weight import Int4Weight
-from cxl_offload.ops.measured_linear import MeasuredLinear, kernel_ways
-from cxl_offload.plan.transformers.layout import COPIED_ROWS
+from cxl_offload.ops.measured_linear import MANY_ROWS, TORCH, MeasuredLinear, kernel_ways
 
 _AT_ONCE = 1 << 22
 """Weights that are numbers at a time, so that a prompt needs no second copy of a layer."""
@@ -35,17 +34,32 @@ def int4_of(packed: torch.Tensor, width: int) -> Int4Weight:
 
 
 @functools.cache
-def _measured(width: int, group: int) -> MeasuredLinear:
-    """What all layers of a width and a group ask which of the kernel's ways is faster."""
+def _measured(width: int, group: int, *, many: bool) -> MeasuredLinear:
+    """What all layers of a width and a group ask which way is faster; torch's only of many rows."""
     view = functools.partial(int4_of, width=width)
-    return MeasuredLinear(ways=kernel_ways(lambda: None, view))
+    by_torch = {TORCH: functools.partial(_by_torch, width=width)} if many else {}
+    return MeasuredLinear(ways={**kernel_ways(lambda: None, view), **by_torch})
+
+
+def _by_torch(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, width: int
+) -> torch.Tensor:
+    """Over numbers, which are made of the codes for some outputs after the other."""
+    step = max(1, _AT_ONCE // width)
+    parts = [
+        functional.linear(x, int4_of(packed[first : first + step], width).dequantized().to(x.dtype))
+        for first in range(0, packed.shape[0], step)
+    ]
+    made = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    return made if bias is None else made + bias
 
 
 class Int4Linear(nn.Module):
     """``y = x w^T + bias`` with weights ``(code - zero) * step``.
 
-    Up to :data:`COPIED_ROWS` rows are the kernel's, by vectors or tiles, whichever the first calls
-    of a shape show to be faster; more, as of a prompt, are torch's over numbers.
+    Up to :data:`~cxl_offload.ops.measured_linear.MANY_ROWS` rows are the kernel's, by vectors or
+    tiles, whichever the first calls of a shape show to be faster; more, as of a prompt, are torch's
+    over numbers where that is faster yet.
 
     Parameters
     ----------
@@ -82,19 +96,12 @@ class Int4Linear(nn.Module):
         wanted = torch.is_grad_enabled() and (
             x.requires_grad or (self.bias is not None and self.bias.requires_grad)
         )
-        if x.numel() > COPIED_ROWS * self.in_features or wanted or torch.compiler.is_compiling():
-            return self._by_torch(x)
-        weight, measured = self.weight.detach(), _measured(self.in_features, self.group)
+        weight = self.weight.detach()
+        if wanted or torch.compiler.is_compiling():
+            return _by_torch(x, weight, self.bias, self.in_features)
+        many = x.numel() > MANY_ROWS * self.in_features
+        measured = _measured(self.in_features, self.group, many=many)
         return measured.by(measured.key(x, weight), x, weight, self.bias)
-
-    def _by_torch(self, x: torch.Tensor) -> torch.Tensor:
-        step = max(1, _AT_ONCE // self.in_features)
-        parts = [
-            functional.linear(x, self.int4(first, first + step).dequantized().to(x.dtype))
-            for first in range(0, self.out_features, step)
-        ]
-        made = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return made if self.bias is None else made + self.bias
 
     def extra_repr(self) -> str:
         """As of ``nn.Linear``."""

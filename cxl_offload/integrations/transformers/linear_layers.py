@@ -1,8 +1,9 @@
-"""Linear layers of few rows, as in decoding, by the kernel over weights where they lie."""
+"""Linear layers by the kernel over weights where they lie: of few rows, or where it is faster."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import types
 from collections.abc import Callable
 from typing import Literal
@@ -30,7 +31,7 @@ from cxl_offload.ops.measured_linear import (
 from cxl_offload.plan.transformers.layout import COPIED_ROWS
 
 Fastest = Literal["fastest"]
-"""Each layer by the kernel or by torch, whichever its first call found faster."""
+"""Each layer by the kernel or by torch, whichever its first call found faster, with any rows."""
 
 WEIGHT_KINDS = frozenset(KINDS)
 
@@ -113,7 +114,8 @@ def take_linear_layers(
 ) -> int:
     """Let the kernel compute layers of up to so many rows; the others stay torch's.
 
-    ``"fastest"``: of up to :data:`COPIED_ROWS` rows, where the kernel is faster.
+    ``"fastest"``: of any number of rows for which the kernel is faster. For prompts it is where the
+    processor has no arithmetic for half precision, which torch multiplies one by one there.
 
     torch has no way to say how a layer is computed, so ``forward`` of every plain ``nn.Linear``
     object is replaced, and given back when ``stack`` closes. Layers of other classes (quantized,
@@ -138,7 +140,7 @@ def take_linear_layers(
         read = sum(layer.weight.nbytes for layer in layers)
         chosen = choices_of(model, store)
         measured = MeasuredLinear(ALL_TYPES, ways, model_bytes=read, chosen=chosen)
-    most = COPIED_ROWS if rows == "fastest" else rows
+    most = sys.maxsize if rows == "fastest" else rows
     for layer in layers:
         forward = _forward(most, block, measured)
         layer.forward = types.MethodType(forward, layer)  # type: ignore[method-assign]

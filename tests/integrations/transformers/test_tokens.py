@@ -202,6 +202,32 @@ def test_fastest_linear_layers_are_those_that_the_first_call_found(
     assert hopeful.call_count == 2 * tried, "weights that lie elsewhere may be read another way"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_prompts_go_through_the_kernel_where_torch_is_slower(
+    dtype: torch.dtype, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make("llama", dtype)
+    exact = _prompt_logits(in_double(model))
+    by_torch = (_prompt_logits(model) - exact).abs().mean()
+    kernel = Mock(wraps=PreparedLinear.__call__)
+    monkeypatch.setattr(PreparedLinear, "__call__", lambda *given: kernel(*given))
+    monkeypatch.setattr(MeasuredLinear, "_fastest_by_parts", lambda *_: "kernel")
+    layers = [module for module in model.modules() if type(module) is torch.nn.Linear]
+    with offload(model, CXL, linear_rows="fastest", session=session):
+        _prompt_logits(model)
+        kernel.reset_mock()
+        ours = (_prompt_logits(model) - exact).abs().mean()
+    assert kernel.call_count == len(layers)
+    assert ours <= 1.2 * by_torch
+
+
+def _prompt_logits(model: PreTrainedModel) -> torch.Tensor:
+    """Of 80 rows, more than the kernel takes by itself."""
+    with torch.no_grad():
+        found: torch.Tensor = model(**prompts()).logits
+    return found.double()
+
+
 @pytest.mark.parametrize("linear_rows", [4, "fastest"])
 def test_linear_layers_give_the_type_that_autocast_asks_for(
     linear_rows: Any, session: Session

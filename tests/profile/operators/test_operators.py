@@ -18,6 +18,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.files import encode
 from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.profile import load_profile
+from cxl_offload.profile.operators import gated_layer
 from cxl_offload.profile.operators import measure as timed
 from cxl_offload.profile.operators.measure import measure_operators
 from cxl_offload.profile.operators.model import OperatorProfile
@@ -32,6 +33,7 @@ def measured() -> OperatorProfile:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timed, "_WIDTHS", (256, 1024))
+        patch.setattr(gated_layer, "WIDTHS", (256, 512))
         patch.setattr(timed, "ring_bytes", lambda: 8 << 20)
         try:
             return measure_operators(seconds=0.5, rows=(1, 4), clock=time.process_time)
