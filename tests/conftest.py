@@ -109,15 +109,30 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, None, None]:
-    """Marks the tests of slow rooms; a process that shares the tests begins with the longest."""
+    """Marks what is slow; a process that shares the tests begins with the longest."""
     for item in items:
         place = _place(item)
         for name, why in SLOW_ROOMS.items():
             if place.startswith(f"{name}/"):
                 item.add_marker(pytest.mark.slow(reason=why))
+    leave_samples(items)
     yield
     if hasattr(config, "workerinput"):
         begin_with_the_longest(items)
+
+
+def leave_samples(items: list[pytest.Item]) -> None:
+    """Marks slow all but some cases of each test that is ``sampled(count)``, evenly spread."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for alike in cases.values():
+        (count,) = alike[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
+        kept = {at * len(alike) // count for at in range(count)}
+        for at, item in enumerate(alike):
+            if at not in kept:
+                item.add_marker(pytest.mark.slow(reason="one of many cases, of which some run"))
 
 
 def begin_with_the_longest(items: list[pytest.Item]) -> None:

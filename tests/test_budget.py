@@ -44,6 +44,30 @@ def test_test_over_its_budget_fails_unless_it_is_marked(
     result.stdout.fnmatch_lines(["*test_long took 0.* s of at most 0.? s; make it smaller*"])
 
 
+MANY_CASES = """
+import pytest
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", range(6))
+def test_of_many(case): pass
+@pytest.mark.parametrize("case", range(6))
+def test_of_all(case): pass
+"""
+
+
+@pytest.mark.parametrize(("words", "ran"), [("not slow", 8), ("slow", 4), ("", 12)])
+def test_of_a_sampled_test_some_cases_run_and_the_others_with_the_slow_ones(
+    pytester: pytest.Pytester, words: str, ran: int
+) -> None:
+    pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text())
+    pytester.makeini("[pytest]\nmarkers =\n slow: as here\n sampled: as here\n")
+    pytester.makepyfile(MANY_CASES)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-v", "-m", words)
+    result.assert_outcomes(passed=ran, deselected=12 - ran)
+    if words == "not slow":
+        result.stdout.fnmatch_lines(["*test_of_many[[]0[]]*", "*test_of_many[[]3[]]*"])
+
+
 @pytest.mark.parametrize(("left_s", "outcome"), [(3600, "passed"), (-1, "skipped")])
 def test_no_test_begins_when_the_time_of_the_run_is_over(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, left_s: float, outcome: str

@@ -222,7 +222,7 @@ def trained_on(machine: Machine, gpu: str | None) -> tuple[Machine, str | None]:
 
 
 def gpu_share(
-    gpu_usable: float | None, machine: Machine, executors: Sequence[str]
+    gpu_usable: float | None, gpu: str | None, machine: Machine, executors: Sequence[str]
 ) -> dict[str, float]:
     """What ``--gpu-usable`` says, as options of a request; none where it is not given.
 
@@ -235,7 +235,8 @@ def gpu_share(
     if gpu_usable is None:
         return {}
     if not machine.gpus and "transformers" in executors:
-        raise ConfigError(f"--gpu-usable {gpu_usable:g}: {machine.name} has no GPU; leave it out")
+        without = f"{machine.name} has no GPU" if gpu is None else f"--gpu {gpu} plans without one"
+        raise ConfigError(f"--gpu-usable {gpu_usable:g}: {without}; leave it out")
     return {"gpu_usable": gpu_usable}
 
 

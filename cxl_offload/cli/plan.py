@@ -180,7 +180,7 @@ def inference(
         "operators": measured_operators(profile),
     }
     refuse_idle_drive(common, wanted)
-    common |= gpu_share(gpu_usable, common["machine"], wanted)
+    common |= gpu_share(gpu_usable, gpu, common["machine"], wanted)
     kept_as = () if kv_dtype is None else names(kv_dtype) or (kv_dtype,)
     asked = {"most_sequences": max_num_seqs, "gpus": gpus}
     served: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -66,7 +67,7 @@ class HostNode:
         return min((gpus - len(others)) * one + sum(others), most)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: a search asks for the cached properties thousands of times
 class Hardware:
     """Nodes in the order of their tiers, the fastest of a tier first; without a drive of known rate
     its bytes are 0.
@@ -100,7 +101,22 @@ class Hardware:
         """Names of the host's nodes, as policies have them."""
         return tuple(node.name for node in self.nodes)
 
-    @property
+    @functools.cached_property
+    def usable_bytes(self) -> float:
+        """Of all nodes together."""
+        return sum(node.usable_bytes for node in self.nodes)
+
+    @functools.cached_property
+    def read_bytes_per_s(self) -> float:
+        """What all nodes together give to CPUs."""
+        return sum(node.read_bytes_per_s for node in self.nodes)
+
+    @functools.cached_property
+    def copy_bytes_per_s(self) -> float:
+        """What all nodes together give to the GPU's copies, were its link faster."""
+        return sum(node.copy_bytes_per_s for node in self.nodes)
+
+    @functools.cached_property
     def has_gpu(self) -> bool:
         """Whether there is a GPU to compute on."""
         return self.gpu != NO_GPU
@@ -116,7 +132,7 @@ class Hardware:
         """What a byte that they read occupies of every link between sockets, by node's place."""
         return link_costs([node.node for node in self.nodes], self.sockets)
 
-    @property
+    @functools.cached_property
     def copy_nodes(self) -> tuple[int, ...]:
         """Places of the nodes that weights could have copies on; none: they cannot."""
         at = {node.node: place for place, node in enumerate(self.nodes)}
@@ -124,7 +140,7 @@ class Hardware:
         every = self.copies and not self.has_gpu and len(near) == len(self.sockets)
         return tuple(near) if every else ()
 
-    @property
+    @functools.cached_property
     def near_bytes_per_s(self) -> float:
         """What all sockets read together of copies near them."""
         return sum(self.nodes[place].read_bytes_per_s for place in self.copy_nodes)

@@ -127,8 +127,8 @@ class MachineRates:
         (near, low), (far, high) = points[0], points[-1]
         latency = low + (high - low) * (distance - near) / (far - near)
         self.note(
-            f"{tier} latency not published; estimated {latency:.4g} ns ({self.machine.name}: its "
-            f"distance {distance} lies between those of {low:.4g} and {high:.4g} ns)"
+            f"{self.machine.name} has no latency of {tier}; estimated {latency:.4g} ns, since its "
+            f"distance {distance} lies between those of {low:.4g} and {high:.4g} ns"
         )
         return latency
 
@@ -140,10 +140,7 @@ class MachineRates:
             return tuple(known)
         names = dict.fromkeys(tiers)
         if len(names) > 1:
-            self.note(
-                f"latencies of {', '.join(names)} not published ({self.machine.name}); taken as "
-                "equal"
-            )
+            self.note(f"{self.machine.name} lacks latencies of {', '.join(names)}; taken as equal")
         return (known[0] if known else 1.0,) * len(found)
 
     def gpu(self) -> Gpu:

@@ -109,8 +109,8 @@ class SocketRates:
             return access.read_bandwidth_bytes_per_s
         first, machine = self.cores[0], self.machine
         self.rates.note(
-            f"{machine.name} prints not all that the cores of node {core} read: taken as what "
-            f"those of node {first} read at the same distance; cxl-offload profile measures it"
+            f"{machine.name} has no bandwidth of some paths from the cores of node {core}: taken "
+            f"as that of node {first}'s at the same distance; cxl-offload profile measures it"
         )
         fewer = len(machine.node(core).cpus) / max(1, len(machine.node(first).cpus))
         return self._mirrored(core, machine.node(node)) * min(1.0, fewer)

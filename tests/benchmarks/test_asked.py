@@ -212,7 +212,19 @@ def test_every_bar_fits_a_row_of_the_last_run_or_of_the_peers_that_it_lacked() -
 SMALL: dict[str, tuple[Any, list[str]]] = {
     "linear": (
         bench_linear,
-        ["--width", "128", "--outputs", "64", "--rows", "1", "--weights", "fp16", "int4"],
+        [
+            "--width",
+            "128",
+            "--outputs",
+            "64",
+            "--rows",
+            "1",
+            "--weights",
+            "fp16",
+            "int4",
+            "--sample-bytes",
+            "65536",
+        ],
     ),
     "attention": (
         bench_attention,

@@ -42,7 +42,7 @@ def test_second_socket_is_taken_to_be_like_the_first_and_it_is_said() -> None:
     first, second = two.sockets
     assert [crossing.rates for crossing in first.crossings] == [{1: across}]
     assert [crossing.rates for crossing in second.crossings] == [{0: across, 2: 64e9}]
-    assert [note for note in two.notes if "cores of node 1 read: taken as what" in note]
+    assert [note for note in two.notes if "from the cores of node 1: taken" in note]
     assert not [note for note in one.notes if "node 1" in note]
 
 
@@ -51,7 +51,7 @@ def test_what_was_measured_goes_before_what_is_mirrored() -> None:
     two = hardware(with_accesses(load_machine(NAME), rates))
     assert two.sockets[1].crossings[0].rates == {0: 50e9, 2: 20e9}
     assert two.nodes[1].read_bytes_per_s == 200e9
-    assert not [note for note in two.notes if "taken as what" in note]
+    assert not [note for note in two.notes if "cores of node 1: taken" in note]
 
 
 def test_memory_beyond_the_link_is_no_faster_than_the_link() -> None:

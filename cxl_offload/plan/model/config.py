@@ -6,6 +6,7 @@ BERT here, of the current decoders in ``model.decoder``. ``model.file`` reads th
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import get_args
 
@@ -102,11 +103,7 @@ class ModelConfig:
 
     def tensors(self) -> tuple[TensorKind, ...]:
         """Every weight by kind and shape."""
-        if self.family == "opt":
-            return _opt(self)
-        if self.family == "gpt2":
-            return _gpt2(self)
-        return _bert(self) if self.decoder is None else decoder_tensors(self, self.decoder)
+        return _tensors(self)
 
     @property
     def parameters(self) -> int:
@@ -202,6 +199,16 @@ class ModelConfig:
         if self.window:
             attended += self.windowed_layers * (min(context, self.window) - context)
         return products + 4.0 * tokens * attended * self.heads * self.head_dim
+
+
+@functools.cache
+def _tensors(c: ModelConfig) -> tuple[TensorKind, ...]:
+    """What a search asks for thousands of times."""
+    if c.family == "opt":
+        return _opt(c)
+    if c.family == "gpt2":
+        return _gpt2(c)
+    return _bert(c) if c.decoder is None else decoder_tensors(c, c.decoder)
 
 
 def _each(layers: int, *parts: tuple[WeightKind, str, tuple[int, ...]]) -> list[TensorKind]:

@@ -145,7 +145,7 @@ class DeepSpeed(Executor[PlannedStep]):
         if hardware.drive_usable_bytes:
             rooms += f", nvme {format_bytes(hardware.drive_usable_bytes)}"
         on_gpu, on_host = self._remedies(hardware)
-        there = sum(node.usable_bytes for node in hardware.nodes) + hardware.drive_usable_bytes
+        there = hardware.usable_bytes + hardware.drive_usable_bytes
         lacking = [*(on_gpu * (least > hardware.gpu_usable_bytes)), *(on_host * (host > there))]
         return (
             f"train {job.model.name} on {hardware.machine}: one sequence needs "

@@ -52,8 +52,7 @@ def _least(
 
 def _copies_rate(hardware: Hardware) -> float:
     """Bytes/s to the GPU, of all nodes together."""
-    nodes = sum(node.copy_bytes_per_s for node in hardware.nodes)
-    return min(hardware.link_bytes_per_s, nodes)
+    return min(hardware.link_bytes_per_s, hardware.copy_bytes_per_s)
 
 
 def _least_copies(
@@ -123,7 +122,7 @@ def _least_work(job: DecoderJob, hardware: Hardware, layout: Layout, most: int) 
     mean = layout.rows * job.mean_kv_tokens * job.kv_bytes_per_token
     if layout.kv == "gpu":
         return work + mean / hardware.gpu.memory_bytes_per_s
-    reads = sum(node.read_bytes_per_s for node in hardware.nodes)
+    reads = hardware.read_bytes_per_s
     flops = 4 * layout.rows * job.mean_kv_tokens * job.query_width * job.layers
     arithmetic = flops / (hardware.cores * job.engine.attention_flops_per_core)
     on_host, there = max(mean / reads / job.engine.attention_share, arithmetic), 0.0
@@ -139,7 +138,7 @@ def _least_beside_attention(
 ) -> float:
     """The same without attention, or what joins two parts of a cache."""
     engine, rows = job.engine, layout.rows
-    reads = sum(node.read_bytes_per_s for node in hardware.nodes)
+    reads = hardware.read_bytes_per_s
     on_cpu = layout.bytes_of(job, layout.on_cpu)
     params = sum(job.kinds[kind].met for kind in layout.multiplied)
     batch = rows if hardware.has_gpu else most  # the more rows, the fewer bytes for each
@@ -206,7 +205,7 @@ def _least_prefill(
     if hardware.has_gpu:
         arithmetic = prefill_flops(job, rows) / hardware.gpu.products_flops_per_s
         return max(arithmetic, stored, streamed)
-    reads = sum(node.read_bytes_per_s for node in hardware.nodes)
+    reads = hardware.read_bytes_per_s
     arithmetic = prefill_cpu_seconds(job, hardware, rows)
     read = on_cpu / reads
     if layout.copied:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cxl_offload.core import BASE_PAGE_BYTES, HUGE_PAGE_BYTES
 from cxl_offload.plan.decoding.block import Block
@@ -199,7 +199,7 @@ def homes_of(job: DecoderJob, hardware: Hardware, layout: Layout, shares: Shares
     """Whole percents of everything with its bytes, or finer parts; None where these do not fit."""
     batches = round(shares.batches)
     if not hardware.has_gpu:  # a block is one batch of as many rows
-        layout, batches = replace(layout, rows=batches), 1
+        layout, batches = layout.with_rows(batches), 1
     there = (whole_layers(job, shares.resident), shares.kv_gpu)
 
     def placed(parts: Mapping[str, tuple[int, ...]]) -> Homes:

@@ -144,7 +144,11 @@ class DecoderJob:
 
     def hidden_bytes(self, rows: int) -> int:
         """Hidden states of so many prompts."""
-        return states_bytes(rows, self.prompt, self.width, 2)
+        return rows * self._hidden_row_bytes
+
+    @functools.cached_property
+    def _hidden_row_bytes(self) -> int:
+        return states_bytes(1, self.prompt, self.width, 2)
 
     def between_bytes(self, rows: int) -> int:
         """Hidden states of so many prompts before a layer and behind it, both while it computes."""
@@ -173,11 +177,15 @@ class DecoderJob:
 
     def work_bytes(self, rows: int) -> int:
         """Intermediates of the prefill of so many rows: one layer's, or the last tokens' logits."""
+        return rows * self._work_row_bytes
+
+    @functools.cached_property
+    def _work_row_bytes(self) -> int:
         model = self.model
         inner = model.ffn * (2 if model.gated else 1) * model.experts_per_token
         attention = self.query_width + 2 * model.kv_heads * model.head_dim
-        layer = 2 * rows * self.prompt * int(_LAYER_SLICE * max(inner, attention))
-        return 2 * self.hidden_bytes(rows) + max(layer, 4 * rows * model.vocab)
+        layer = 2 * self.prompt * int(_LAYER_SLICE * max(inner, attention))
+        return 2 * self._hidden_row_bytes + max(layer, 4 * model.vocab)
 
     def tensors(self, kind: str) -> list[tuple[int, int]]:
         """Bytes and number of the weights of a kind, equal ones together."""
@@ -200,6 +208,20 @@ class DecoderJob:
     @functools.cached_property
     def _sums(self) -> dict[frozenset[str], int]:
         """What a search asks for thousands of times."""
+        return {}
+
+    def gpu_weight_bytes(self, streamed: frozenset[str], idle: frozenset[str]) -> int:
+        """Weights on the accelerator, and the two buffers that others are streamed through."""
+        found = self._gpu_weights.get((streamed, idle))
+        if found is None:
+            found = self.weight_bytes - self.bytes_of(streamed | idle)
+            found += self.buffers_bytes(streamed) if streamed else 0
+            self._gpu_weights[streamed, idle] = found
+        return found
+
+    @functools.cached_property
+    def _gpu_weights(self) -> dict[tuple[frozenset[str], frozenset[str]], int]:
+        """Asked for as often."""
         return {}
 
     def buffers_bytes(self, kinds: frozenset[str]) -> int:

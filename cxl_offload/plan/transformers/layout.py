@@ -58,6 +58,12 @@ class Layout:
     copied: frozenset[str] = frozenset()
     states: Literal["gpu", "host"] = "gpu"
 
+    def with_rows(self, rows: int) -> Layout:
+        """The same of batches of so many rows; ``replace`` takes five times as long."""
+        return Layout(
+            rows, self.streamed, self.on_cpu, self.idle, self.kv, self.copied, self.states
+        )
+
     @property
     def fewest_batches(self) -> int:
         """Of one batch the integration leaves hidden states on the accelerator."""
@@ -130,11 +136,9 @@ class Layout:
 
     def gpu_bytes(self, job: DecoderJob) -> int:
         """What the accelerator holds beside layers that stay, keys, values and hidden states."""
-        resident = job.weight_bytes - self.bytes_of(job, self.streamed | self.idle)
-        moving = job.buffers_bytes(self.streamed) if self.streamed else 0
+        weights = job.gpu_weight_bytes(self.streamed, self.idle)
         joining = min(JOINED_BYTES, job.layer_kv_as_float(self.rows)) if self.kv == "both" else 0
-        there = self.buffer_bytes(job) + job.work_bytes(self.rows)
-        return resident + moving + joining + there
+        return weights + joining + self.buffer_bytes(job) + job.work_bytes(self.rows)
 
     def gpu_room(self, job: DecoderJob, hardware: Hardware) -> float:
         """What the accelerator has left for those."""
@@ -194,19 +198,19 @@ def fullest(
         high = min((rows for rows in found if rows > low), default=low + 1) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            found[middle] = most_batches(job, hardware, replace(layout, rows=middle))
+            found[middle] = most_batches(job, hardware, layout.with_rows(middle))
             low, high = (middle, high) if found[middle] >= count else (low, middle - 1)
         if not low:
             return
         if low not in known:
-            yield replace(layout, rows=low), found[low]
+            yield layout.with_rows(low), found[low]
         count = found[low] + 1
 
 
 def most_batches(job: DecoderJob, hardware: Hardware, layout: Layout) -> int:
     """No block of a layout has more batches than all memory has room for."""
     each = layout.rows * job.kv_sequence_bytes
-    host = sum(node.usable_bytes for node in hardware.nodes)
+    host = hardware.usable_bytes
     host -= layout.host_bytes(job, hardware)
     if not hardware.has_gpu:
         found = host / (each + job.work_bytes(1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.transformers.bound import least_seconds
@@ -62,7 +62,7 @@ class Queues:
         known: dict[Layout, dict[int, int]] = {}
         looked_at = set[Layout]()
         for layout in found:
-            kind = replace(layout, rows=1)
+            kind = layout.with_rows(1)
             rows = known.setdefault(kind, dict.fromkeys(self.batches, 0))
             if not worth(layout):
                 del rows[layout.rows]  # as if nobody had asked for so many

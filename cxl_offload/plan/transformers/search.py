@@ -207,7 +207,7 @@ class _Search:
 
     def is_like(self, layout: Layout, other: Layout) -> bool:
         """Whether a layout differs from another in nothing but the rows of a batch, or less."""
-        return not self.hardware.has_gpu or replace(layout, rows=other.rows) == other
+        return not self.hardware.has_gpu or layout.with_rows(other.rows) == other
 
     def may_be_better(self, layout: Layout, seconds: float) -> bool:
         """Whether so many seconds a sequence beat the best."""
@@ -360,7 +360,7 @@ class _Search:
         if count * (1 - share) >= 1 or not self.hardware.has_gpu:
             count = min(count - 1, int(count * share))
         else:
-            layout = replace(layout, rows=min(layout.rows - 1, int(layout.rows * share)))
+            layout = layout.with_rows(min(layout.rows - 1, int(layout.rows * share)))
         if count < layout.fewest_batches or layout.rows < 1:
             return None
         shares = self._relaxed(layout, (count, count), self.seconds)

@@ -32,6 +32,7 @@ def asked_in_prompt() -> dict[str, Any]:
     return {**one_row(), "repetition_penalty": 1.0, "max_new_tokens": 24}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ALIKE)
 def test_tokens_looked_up_in_the_prompt_are_those_of_the_model_alone(
     family: str, session: Session
@@ -60,6 +61,7 @@ def erring(model: PreTrainedModel) -> PreTrainedModel:
     return assistant
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", HELPED)
 def test_tokens_of_an_assistant_are_those_of_the_model_alone(family: str, session: Session) -> None:
     model = make(family)
@@ -81,6 +83,7 @@ def test_tokens_of_an_assistant_are_those_of_the_model_alone(family: str, sessio
     assert helped.calls.kernel > 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ALIKE)
 def test_tokens_drawn_with_an_assistant_are_those_that_stock_draws(
     family: str, session: Session

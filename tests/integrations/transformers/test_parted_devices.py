@@ -71,6 +71,7 @@ def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StackedExperts, "numbers", lambda self, args, kwargs: self.all)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_parts_are_read_where_they_are(
@@ -110,6 +111,7 @@ def test_both_parts_are_read_where_they_are(
     assert not block.calls.own
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("kinds", POLICIES, ids=["all", "layers", "embedding-and-norm"])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -33,6 +33,7 @@ def planned(seed: int) -> Optimum | None:
     return plan_flexgen(job, hardware, gpu_batches=SMALL, most_batches=3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("block", range(10))
 def test_planner_is_optimal_on_random_small_instances(block: int) -> None:
     for seed in range(20 * block, 20 * block + 20):

