@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import statistics
 import tempfile
 from dataclasses import asdict, replace
@@ -267,6 +268,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the servers are ended then too
     args = parse()
     check_plot(args.plot)
     if args.source is not None:

@@ -171,15 +171,19 @@ def read_machine(
     Raises
     ------
     ConfigError
-        A file or a name that is wrong, or ``--gpus`` of several and ``--gpu none``.
+        A file or a name that is wrong, a profile of another machine, or ``--gpus`` of several and
+        ``--gpu none``.
     """
     from cxl_offload.plan.what_if import with_gpu, with_memory
     from cxl_offload.profile import load_profile
+    from cxl_offload.profile.fingerprint import check_same_nodes
     from cxl_offload.topology import discover, load_machine
 
     found = discover() if machine is None else load_machine(machine)
     if profile is not None:
         measured = load_profile(profile, machine=found if machine is None else None)
+        if machine is not None:
+            check_same_nodes(measured, found, file=profile)
         found = measured.applied_to(found)
     for text in add or ():
         found = with_memory(found, text)

@@ -54,8 +54,8 @@ SHORT_S = 1e-3
 more than what whole layers need, and trials cost little."""
 
 MANY_ROWS = 64
-"""From more on, a prompt is computed: there are few such calls, and no trial may take a whole one.
-Products count then, and no longer how weights are read, so that parts show it."""
+"""Calls of more rows are those of prompts: few and long, so that no trial may take a whole one. A
+part of them shows which way is fastest, since products take their time and not reading weights."""
 
 LONGEST_PART = 256
 """Rows of a part: calls of more rows are chosen for as if they had so many."""

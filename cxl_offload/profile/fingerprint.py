@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from cxl_offload.errors import ConfigError
@@ -68,6 +69,38 @@ def check_same_machine(
             "`cxl-offload profile --output FILE`",
             file=str(file),
         )
+
+
+def check_same_nodes(profile: Profile, machine: Machine, *, file: str | Path) -> None:
+    """Refuses a profile whose machine cannot be the one that a machine file describes.
+
+    Files leave out processors, and count CPUs with or without their second threads; so nodes and
+    what they are have to be the same.
+
+    Parameters
+    ----------
+    machine
+        As its file describes it.
+    file
+        Where the profile comes from, for the message.
+
+    Raises
+    ------
+    ConfigError
+        One line with the nodes of both.
+    """
+    there = {node.id: node.kind.value for node in machine.nodes}
+    measured = {node.id: node.kind for node in profile.machine.nodes}
+    if measured != there:
+        raise ConfigError(
+            f"was measured on a machine with {_nodes(measured)}; {machine.name} has "
+            f"{_nodes(there)}: leave --machine or --profile out",
+            file=str(file),
+        )
+
+
+def _nodes(kinds: Mapping[int, str]) -> str:
+    return ", ".join(f"node {node} ({kind})" for node, kind in sorted(kinds.items()))
 
 
 def _read(path: Path) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.run import get_args_parser
@@ -20,6 +21,9 @@ LANGUAGES |= {"{include} ../CHANGELOG.md"}
 COMMAND = re.compile(r"^\s*(cxl-offload|python|make|pip|vllm|deepspeed|torchrun)\s+[\w./-]", re.M)
 
 RUN = {block.where: block for block in all_blocks("bash") if not block.is_marked}
+LONG = re.compile(r"^cxl-offload (flexgen|profile|plan fleet) ", re.M)
+"""Commands that run models, measure the machine, or plan for many machines: seconds each."""
+
 MARKED = {block.where: block for block in all_blocks("bash") if block.is_marked}
 
 # Rows of the table in does-cxl-pay.md: the command, the verdict, the gain, and how many fit.
@@ -82,7 +86,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("where", RUN)
+def each_block() -> list[Any]:
+    """Names of blocks; those of long commands run with the slow tests."""
+    slow = pytest.mark.slow(reason="runs models, measures, or plans for many machines")
+    return [
+        pytest.param(where, marks=slow if LONG.search(block.text) else ())
+        for where, block in RUN.items()
+    ]
+
+
+@pytest.mark.parametrize("where", each_block())
 def test_commands_of_a_block_run_one_after_the_other(
     where: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

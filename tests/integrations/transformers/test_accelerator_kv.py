@@ -54,6 +54,7 @@ def own(family: str) -> str:
     return "eager" if family in ONLY_EAGER else "sdpa"
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_of_stock(family: str, share: float, parted: Any) -> None:

@@ -107,6 +107,7 @@ def test_tokens_drawn_with_an_assistant_are_those_that_stock_draws(
     assert helped.calls.kernel > 0
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drawn_tokens_are_those_that_stock_draws(family: str, cache: str, session: Session) -> None:

@@ -59,6 +59,7 @@ def test_prompt_longer_than_the_cache_is_refused_before_anything_is_written(
     assert not session.stats().nodes
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2, "int4"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 @pytest.mark.parametrize("way", ["greedy", "beams", "parts"])

@@ -17,6 +17,7 @@ from .models import FAMILIES, generate, make
 from .prefix_prompts import CXL, computed_tokens, counts_of, kept, own_of, texts
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("way", ["greedy", "fixed cache"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_second_prompt_computes_only_its_rest_and_gives_the_same_tokens(

@@ -27,6 +27,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_of_parts_are_those_of_the_whole_batch(

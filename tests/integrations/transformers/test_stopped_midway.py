@@ -49,6 +49,7 @@ def drawn_alike(model: Any, **options: Any) -> torch.Tensor:
     return generate(model, **options)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("kept_as", KEPT_AS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

@@ -50,6 +50,7 @@ def session(driver: _C.FakeDriver) -> Iterator[Session]:
         yield session
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_of_stock(
