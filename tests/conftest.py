@@ -122,7 +122,11 @@ def pytest_collection_modifyitems(
 
 
 def leave_samples(items: list[pytest.Item]) -> None:
-    """Marks slow all but some cases of each test that is ``sampled(count)``, evenly spread."""
+    """Marks slow all but some cases of each test that is ``sampled(count)``, evenly spread.
+
+    With two parameters the count has to meet every value of both: 10 of 10 x 3 cases would always
+    have the same one of the three, 11 have all.
+    """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") is not None:

@@ -71,6 +71,7 @@ def after_cut(path: Path, image: bytes) -> tuple[list[str], int]:
     return faults, right
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("seed", range(10))
 def test_power_cut_leaves_no_wrong_block(seed: int, unit: str, tmp_path: Path) -> None:

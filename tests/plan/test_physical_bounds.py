@@ -159,6 +159,7 @@ def least_seconds_per_token(plan: Plan, machine: Machine) -> float:
     return max(arithmetic, max(moved) * steps)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_no_plan_beats_a_physical_bound(machine: str) -> None:
     made = 0
@@ -284,6 +285,7 @@ def test_more_of_anything_is_never_slower_on_cpus() -> None:
         check_monotone(transformers("opt-30b", machine, lengths=(256, 16)), case)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_more_of_anything_is_never_slower(case: int) -> None:
     build, model = CASES[case]

@@ -106,6 +106,7 @@ class Oracle:
         return (scores.softmax(dim=-1)[..., :count] @ values).transpose(1, 2)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kept", ROUNDED, ids=str)
 @pytest.mark.parametrize(
     "family", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt-oss", "gpt2"]

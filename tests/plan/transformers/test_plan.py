@@ -173,6 +173,7 @@ def test_what_the_integration_does_not_place_is_refused() -> None:
         plan_transformers(request("bert-base-uncased"))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("machine", machine_names())
 def test_every_shipped_machine_is_planned_and_replayed(machine: str) -> None:
     asked = request("opt-6.7b", machine)

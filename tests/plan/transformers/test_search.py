@@ -141,6 +141,7 @@ def test_no_neighbour_is_faster_than_the_plan(machine: str, tokens: tuple[int, i
     assert sum(check_neighbours(model, machine, *tokens) for model in models) >= 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "machine", "prompt", "generated"),
     [
