@@ -267,8 +267,14 @@ def parse() -> argparse.Namespace:
     return args
 
 
+def _end(number: int, frame: object) -> None:
+    """Ends the servers too, which takes seconds in which a second signal would leave them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the servers are ended then too
+    signal.signal(signal.SIGTERM, _end)
     args = parse()
     check_plot(args.plot)
     if args.source is not None:

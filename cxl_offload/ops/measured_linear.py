@@ -3,7 +3,7 @@
 Which way is fastest depends on the processor, on the shape and on the number of rows: one with
 arithmetic for half precision is best left to PyTorch, few rows are best read once by this package's
 kernel, many rows of half precision are best multiplied by its tiles or in single precision by
-PyTorch, and where the processor has no arithmetic for them PyTorch is ten times slower than either.
+PyTorch, which in half precision itself is many times slower where there is no arithmetic for it.
 So the first calls of a shape take all ways in turns, each over the weights that are asked for, and
 later calls the fastest. Calls of many rows are few and long: their way is chosen by small parts.
 """

@@ -213,17 +213,8 @@ SMALL: dict[str, tuple[Any, list[str]]] = {
     "linear": (
         bench_linear,
         [
-            "--width",
-            "128",
-            "--outputs",
-            "64",
-            "--rows",
-            "1",
-            "--weights",
-            "fp16",
-            "int4",
-            "--sample-bytes",
-            "65536",
+            *("--width=128", "--outputs=64", "--rows=1", "--sample-bytes=65536"),
+            *("--weights", "fp16", "int4"),
         ],
     ),
     "attention": (

@@ -37,7 +37,7 @@ def simulated_memory(
     return Session.simulated(simulated_machine(capacities))
 
 
-def wait_until_all_is_back(session: Session, seconds: float = 300) -> None:
+def wait_until_all_is_back(session: Session, seconds: float = 60) -> None:
     """Fails where a session still holds bytes at the end.
 
     The thread that copies activations ahead, and autograd's own, may drop the last tensor a moment

@@ -115,7 +115,7 @@ def take_linear_layers(
     """Let the kernel compute layers of up to so many rows; the others stay torch's.
 
     ``"fastest"``: of any number of rows for which the kernel is faster. For prompts it is where the
-    processor has no arithmetic for half precision, which torch multiplies one by one there.
+    processor has no arithmetic for half precision, in which torch is slow then.
 
     torch has no way to say how a layer is computed, so ``forward`` of every plain ``nn.Linear``
     object is replaced, and given back when ``stack`` closes. Layers of other classes (quantized,

@@ -210,8 +210,7 @@ def fullest(
 def most_batches(job: DecoderJob, hardware: Hardware, layout: Layout) -> int:
     """No block of a layout has more batches than all memory has room for."""
     each = layout.rows * job.kv_sequence_bytes
-    host = hardware.usable_bytes
-    host -= layout.host_bytes(job, hardware)
+    host = hardware.usable_bytes - layout.host_bytes(job, hardware)
     if not hardware.has_gpu:
         found = host / (each + job.work_bytes(1))
         return min(max(0, int(found)), COPIED_ROWS if layout.copied else MOST_SEQUENCES)
