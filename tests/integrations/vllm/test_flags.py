@@ -83,6 +83,8 @@ def test_plan_runs_as_it_stands(model: Path, tmp_path_factory: pytest.TempPathFa
     plain = result(run_once(environment, model, {"flags": command[3:-4]}))
     assert placed["tokens"] == plain["tokens"]
     assert placed["report"]["asked_bytes"] >= plan.of("weights")["ldram"]
-    assert placed["report"]["repacked_bytes"] > 0  # the layers' matrices were taken
+    # the layers' matrices were taken; some processors' kernels then pack them elsewhere
+    matrices = placed["report"]["kinds"].get("mlp", 0) + placed["report"]["repacked_bytes"]
+    assert matrices > 0
     assert plain["offloader"] == "NoopOffloader"
     assert json.loads(command[-1]) == {"cxl_offload": {"weight_policy": "bind:ldram"}}

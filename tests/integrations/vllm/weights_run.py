@@ -83,6 +83,15 @@ def on_machine(name: str) -> Iterator[None]:
         yield
 
 
+def emptied(llm: Any) -> list[str]:
+    """The weights that vLLM's kernels keep as packed copies of their own.
+
+    Which ones depends on the processor: oneDNN's, all matrices; none without AVX-512.
+    """
+    model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    return [name for name, weight in model.named_parameters() if weight.numel() == 0]
+
+
 def run(folder: Path, options: dict[str, Any], count: int) -> None:
     from vllm import LLM, SamplingParams
     from vllm.model_executor.offloader.base import get_offloader
@@ -94,8 +103,12 @@ def run(folder: Path, options: dict[str, Any], count: int) -> None:
     def tokens() -> list[int]:
         return list(llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids)
 
-    made: dict[str, Any] = {"tokens": tokens(), "offloader": type(get_offloader()).__name__}
     offloader = get_offloader()
+    made: dict[str, Any] = {
+        "tokens": tokens(),
+        "offloader": type(offloader).__name__,
+        "emptied": emptied(llm),
+    }
     report = getattr(offloader, "report", None)
     if report is not None:
         made["report"] = {
