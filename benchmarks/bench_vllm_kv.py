@@ -16,6 +16,8 @@ Run it with the Python of an environment that has vLLM (``make test-vllm`` makes
 intervals. ``--neighbour`` also runs every load beside a process that keeps a CPU and the memory
 busy (neighbour.py), in every round once, and tells how much throughput is lost without offload and
 with.
+``--dtype float32`` is for processors without arithmetic for bfloat16, whose prompts vLLM's own
+kernels take several times as long for.
 ``--plot`` needs matplotlib; ``--from FILE`` draws and prints what an earlier run wrote.
 """
 
@@ -39,7 +41,7 @@ from benchmarks.measurements import check_plot, describe_machine, paired_ratio, 
 from benchmarks.neighbour import BESIDE, QUIET, Falls, falls_of, falls_table
 from benchmarks.vllm_cases import (
     BLOCK_TOKENS,
-    BYTES_PER_TOKEN,
+    BYTES_OF,
     GRID,
     HIDDEN,
     KEPT,
@@ -52,6 +54,7 @@ from benchmarks.vllm_cases import (
     TWO,
     TWO_LOADS,
     Setting,
+    bytes_per_token,
     flags_of,
 )
 from benchmarks.vllm_load import Load, LoadRun, ask, run_load
@@ -160,7 +163,7 @@ def falls(results: dict[str, dict[str, Any]]) -> dict[str, Falls]:
     }
 
 
-def copy_bandwidth(load: Load) -> list[dict[str, Any]]:
+def copy_bandwidth(load: Load, dtype: str) -> list[dict[str, Any]]:
     """The copier of the worker over the blocks of one prompt, and over blocks of other sizes."""
     from cxl_offload.memory import Session
     from cxl_offload.transfer import HostCopier
@@ -170,7 +173,7 @@ def copy_bandwidth(load: Load) -> list[dict[str, Any]]:
     for end in ends:
         np.from_dlpack(end)[:] = 1  # type: ignore[arg-type]
     prompt_blocks = load.longest_prompt // BLOCK_TOKENS
-    page = BYTES_PER_TOKEN * BLOCK_TOKENS // LAYERS
+    page = bytes_per_token(dtype) * BLOCK_TOKENS // LAYERS
     cases = [(page, prompt_blocks * LAYERS)]
     cases += [(size, (64 << 20) // size) for size in (16 << 10, 64 << 10, 256 << 10, 1 << 20)]
     copier, random = HostCopier(), np.random.default_rng(0)
@@ -203,13 +206,19 @@ def run_benchmark(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     plugin = plugin_folder(folder / "plugin")
     setting = GRID if args.grid else TWO_LOADS
     console = Console(stderr=True)
+    token_bytes = bytes_per_token(args.dtype)
     document: dict[str, Any] = {
         "machine": describe_machine(),
-        "model": {"layers": LAYERS, "hidden": HIDDEN, "kv_bytes_per_token": BYTES_PER_TOKEN},
+        "model": {
+            "layers": LAYERS,
+            "hidden": HIDDEN,
+            "dtype": args.dtype,
+            "kv_bytes_per_token": token_bytes,
+        },
         "cache_tokens": setting.cache_tokens,
-        "working_set_bytes": setting.tier_tokens * BYTES_PER_TOKEN,
+        "working_set_bytes": setting.tier_tokens * token_bytes,
         "loads": {name: load.describe() for name, load in setting.loads.items()},
-        "copies": [] if args.grid else copy_bandwidth(LOADS[REUSE]),
+        "copies": [] if args.grid else copy_bandwidth(LOADS[REUSE], args.dtype),
     }
     with contextlib.ExitStack() as stack:
         stack.callback(kept_path(KEPT_NAME).unlink, missing_ok=True)
@@ -217,7 +226,7 @@ def run_benchmark(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         def start(name: str) -> Server:
             console.print(f"starting vllm serve: {name}")
             log = folder / f"{name.replace(' ', '-')}.log"
-            server = Server(model, flags_of(name, setting), log=log, plugin=plugin)
+            server = Server(model, flags_of(name, setting, args.dtype), log=log, plugin=plugin)
             stack.enter_context(server)
             server.wait_until_up()
             return server
@@ -253,6 +262,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="of every load")
     parser.add_argument("--restarts", type=int, default=3, help="of the servers of two tiers")
+    parser.add_argument("--dtype", choices=tuple(BYTES_OF), default="bfloat16")
     parser.add_argument("--servers", nargs="+", default=[NONE, ONE, TWO, KEPT])
     add_options(parser)
     parser.add_argument("--json", type=Path)

@@ -11,7 +11,8 @@ from benchmarks.grid import CELLS, ROWS
 from benchmarks.vllm_load import Load
 
 LAYERS, HIDDEN, BLOCK_TOKENS = 8, 768, 32
-BYTES_PER_TOKEN = LAYERS * 2 * (HIDDEN // 128) * 64 * 2
+BYTES_OF = {"bfloat16": 2, "float32": 4}
+"""Of a number, by the types that a server may compute in."""
 
 REUSE = "conversations, shared prefix"
 NEVER = "prompts that never come back"
@@ -85,6 +86,11 @@ def cell_load(rows: int, tokens: int) -> Load:
     )
 
 
+def bytes_per_token(dtype: str) -> int:
+    """Of KV."""
+    return LAYERS * 2 * (HIDDEN // 128) * 64 * BYTES_OF[dtype]
+
+
 GRID_LOADS = {name: cell_load(*cell) for name, cell in CELLS.items()}
 TWO_LOADS = Setting(
     LOADS,
@@ -116,11 +122,11 @@ def tiers_of(name: str, working_set_bytes: int) -> dict[str, Any] | None:
     return extra | {"cpu_bytes_to_use": working_set_bytes // 3, "cold": cold}
 
 
-def flags_of(name: str, setting: Setting) -> list[str]:
-    flags = ["--enforce-eager", "--dtype", "bfloat16", "--max-num-seqs", str(setting.sequences)]
+def flags_of(name: str, setting: Setting, dtype: str) -> list[str]:
+    flags = ["--enforce-eager", "--dtype", dtype, "--max-num-seqs", str(setting.sequences)]
     flags += ["--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS)]
     flags += ["--num-gpu-blocks-override", str(setting.cache_blocks)]
-    extra = tiers_of(name, setting.tier_tokens * BYTES_PER_TOKEN)
+    extra = tiers_of(name, setting.tier_tokens * bytes_per_token(dtype))
     if extra is not None:
         connector = {
             "kv_connector": "OffloadingConnector",

@@ -83,7 +83,7 @@ def zero_config(args: argparse.Namespace, *, own: bool) -> dict[str, Any]:
     offload = {"device": "cpu", "pin_memory": True}
     made: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": args.micro_batch,
-        "bf16": {"enabled": True},
+        "bf16": {"enabled": args.dtype == "bfloat16"},
         "gradient_clipping": 1.0,
         "steps_per_print": 10**9,
         "zero_optimization": {"stage": args.stage, "offload_optimizer": offload},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -85,11 +86,21 @@ def test_servers_of_the_grid_hold_its_largest_cell_and_compare_more_than_that() 
     largest = cell_load(max(ROWS), max(LENGTHS))
     blocks = -(-(largest.longest_prompt + largest.generate) // BLOCK_TOKENS)
     assert GRID.cache_blocks >= max(ROWS) * blocks
-    flags = flags_of(NONE, GRID)
+    flags = flags_of(NONE, GRID, "bfloat16")
     assert flags[flags.index("--max-num-seqs") + 1] == str(max(ROWS))
     for setting in (TWO_LOADS, GRID):
         compared = replace(LOADS[REUSE], conversations=setting.compared, turns=1)
         assert compared.working_set_tokens > 1.5 * setting.cache_tokens
+
+
+def test_tiers_hold_as_many_tokens_in_either_type() -> None:
+    sizes = {}
+    for dtype in ("bfloat16", "float32"):
+        flags = flags_of(ONE, TWO_LOADS, dtype)
+        assert flags[flags.index("--dtype") + 1] == dtype
+        connector = json.loads(flags[flags.index("--kv-transfer-config") + 1])
+        sizes[dtype] = connector["kv_connector_extra_config"]["cpu_bytes_to_use"]
+    assert sizes["float32"] == 2 * sizes["bfloat16"] > 0
 
 
 def ratio(low: float, median: float = 1.0) -> dict[str, Any]:
