@@ -56,6 +56,7 @@ from benchmarks.vllm_cases import (
     Setting,
     bytes_per_token,
     flags_of,
+    model_of,
 )
 from benchmarks.vllm_load import Load, LoadRun, ask, run_load
 from benchmarks.vllm_report import bars_missed, plot, print_tables
@@ -209,12 +210,7 @@ def run_benchmark(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     token_bytes = bytes_per_token(args.dtype)
     document: dict[str, Any] = {
         "machine": describe_machine(),
-        "model": {
-            "layers": LAYERS,
-            "hidden": HIDDEN,
-            "dtype": args.dtype,
-            "kv_bytes_per_token": token_bytes,
-        },
+        "model": model_of(args.dtype),
         "cache_tokens": setting.cache_tokens,
         "working_set_bytes": setting.tier_tokens * token_bytes,
         "loads": {name: load.describe() for name, load in setting.loads.items()},

@@ -91,6 +91,12 @@ def bytes_per_token(dtype: str) -> int:
     return LAYERS * 2 * (HIDDEN // 128) * 64 * BYTES_OF[dtype]
 
 
+def model_of(dtype: str) -> dict[str, Any]:
+    """What is served, for the document."""
+    token_bytes = bytes_per_token(dtype)
+    return {"layers": LAYERS, "hidden": HIDDEN, "dtype": dtype, "kv_bytes_per_token": token_bytes}
+
+
 GRID_LOADS = {name: cell_load(*cell) for name, cell in CELLS.items()}
 TWO_LOADS = Setting(
     LOADS,

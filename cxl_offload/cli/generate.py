@@ -156,9 +156,9 @@ def generate(
         str,
         typer.Option(
             metavar="torch|fastest",
-            help="Who computes linear layers of up to 64 rows: PyTorch, or the faster of it and "
-            "this package's kernel, which the first calls of every shape measure; as exact, but "
-            "not the same in the last bit.",
+            help="Who computes linear layers: PyTorch, or the faster of it and this package's "
+            "kernel, which the first calls of every shape measure; as exact, but not the same in "
+            "the last bit.",
         ),
     ] = "torch",
     tune: Tune = None,

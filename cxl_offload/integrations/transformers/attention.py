@@ -143,7 +143,7 @@ class BlockAttention:
 class ThreadsOfAStep:
     """A hook of a model: the block chooses its threads before every step.
 
-    Copies of the model share it. A file cannot have it: what a block put into a model ends with it.
+    A file cannot have it: what a block put into a model ends with it.
     """
 
     def __init__(self, block: BlockAttention) -> None:
@@ -151,9 +151,6 @@ class ThreadsOfAStep:
 
     def __call__(self, *_: object) -> None:
         self._block.choose_threads()
-
-    def __deepcopy__(self, memo: object) -> ThreadsOfAStep:
-        return self
 
     def __reduce__(self) -> NoReturn:
         raise ConfigError(

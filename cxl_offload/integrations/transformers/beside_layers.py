@@ -37,7 +37,7 @@ def take_beside_layers(
         if module is not head:
             replace_forward(module, _to_tier(module, states), stack)
     if head is not None:
-        replace_forward(head, _to_device(head, states), stack)
+        replace_forward(head, _to_device(states), stack)
 
 
 def beside_layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -57,9 +57,9 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _to_tier(module: nn.Module, states: StateStream) -> Callable[..., Any]:
-    inner, here = module.forward, module in states.on_host
+    here = module in states.on_host
 
-    def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(inner: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         total = _rows(args)
         if total <= states.rows_at_once:
             return inner(*map(on_device, args), **kwargs)
@@ -78,10 +78,10 @@ def _to_tier(module: nn.Module, states: StateStream) -> Callable[..., Any]:
     return forward
 
 
-def _to_device(head: nn.Module, states: StateStream) -> Callable[..., Any]:
-    inner, there = head.forward, StatesInPlace()
+def _to_device(states: StateStream) -> Callable[..., Any]:
+    there = StatesInPlace()
 
-    def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(inner: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         total = _rows(args)
         if total <= states.rows_at_once:
             return inner(*map(on_device, args), **kwargs)

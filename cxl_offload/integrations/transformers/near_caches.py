@@ -15,6 +15,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.cache import kept_tensors
 from cxl_offload.memory import Session
 from cxl_offload.tune import NextUse, near_and_far, tier_ratios
+from cxl_offload.tune.options import check_bytes
 
 
 class NearCaches:
@@ -106,9 +107,8 @@ class NearCaches:
 
 
 def check_room(near_bytes: int, kinds: Collection[str]) -> None:
-    """Raises ConfigError where ``near_kv_bytes`` is negative or the cache is not in tiers."""
-    if near_bytes < 0:
-        raise ConfigError(f"near_kv_bytes {near_bytes}: 0 or more")
+    """Raises ConfigError where ``near_kv_bytes`` is no size or the cache is not in tiers."""
+    check_bytes(near_bytes, "near_kv_bytes")
     if near_bytes and "kv" not in kinds:
         raise ConfigError(
             "near_kv_bytes needs the cache in tiers; give a policy of kv, as bind:cxl"

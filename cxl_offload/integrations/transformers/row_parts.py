@@ -92,8 +92,10 @@ def check_rows(
     ConfigError
         Names the option.
     """
-    if rows_at_once is not None and rows_at_once < 1:
-        raise ConfigError(f"rows_at_once {rows_at_once}: at least 1, or None for all")
+    if rows_at_once is not None and (type(rows_at_once) is not int or rows_at_once < 1):
+        raise ConfigError(
+            f"rows_at_once {rows_at_once!r}: a whole number of at least 1, or None for all"
+        )
     if rows_at_once is not None and "kv" not in store.parts:
         raise ConfigError(
             f"rows_at_once {rows_at_once}: rows in turn need the cache in a tier; give a "
@@ -158,7 +160,7 @@ def take_layers(
         )
     whole = StatesInPlace(memory.store) if states is None else states
     for layer in layers:
-        replace_forward(layer, _forward(layer.forward, rows_at_once, memory, whole), stack)
+        replace_forward(layer, _forward(rows_at_once, memory, whole), stack)
     return len(layers)
 
 
@@ -168,11 +170,24 @@ def replace_forward(
     """Let a module compute by another function until the stack closes.
 
     What somebody put in its place since then stays, and what wraps it calls the module's own again.
-    """
-    before, inner, closed = vars(module).get("forward"), module.forward, False
 
-    def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return inner(*args, **kwargs) if closed else made(module, *args, **kwargs)
+    Parameters
+    ----------
+    made
+        Called with what the module computed by before, the module, and what the module is given. A
+        deep copy of the module shares it, and is given its own.
+    """
+    before, closed = vars(module).get("forward"), False
+    is_bound = before is None or getattr(before, "__self__", None) is module
+    function: Callable[..., Any] = type(module).forward
+    if before is not None:
+        function = before.__func__ if is_bound else before
+
+    @functools.wraps(type(module).forward)
+    def forward(called: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # What was bound to the module is bound to its copy in the copy, as deepcopy would do it.
+        inner = types.MethodType(function, called) if is_bound else function
+        return inner(*args, **kwargs) if closed else made(inner, called, *args, **kwargs)
 
     def close() -> None:
         nonlocal closed
@@ -184,16 +199,18 @@ def replace_forward(
         else:
             module.forward = before
 
-    ours = types.MethodType(functools.wraps(made)(forward), module)
+    ours = types.MethodType(forward, module)
     module.forward = ours
     stack.callback(close)
 
 
-def _forward(
-    inner: Callable[..., Any], rows_at_once: int, memory: KvMemory, states: WholeStates
-) -> Callable[..., Any]:
+def _forward(rows_at_once: int, memory: KvMemory, states: WholeStates) -> Callable[..., Any]:
     def forward(
-        layer: torch.nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
+        inner: Callable[..., Any],
+        layer: torch.nn.Module,
+        hidden_states: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         total = hidden_states.shape[0]
         recorded = any(kwargs.get(name) for name in _RECORDED)

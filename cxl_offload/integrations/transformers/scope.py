@@ -41,6 +41,7 @@ from cxl_offload.integrations.transformers.linear_layers import Fastest, rows_of
 from cxl_offload.integrations.transformers.model_device import ModelDevice
 from cxl_offload.integrations.transformers.near_caches import check_room
 from cxl_offload.integrations.transformers.norm_layers import take_kernel_layers
+from cxl_offload.integrations.transformers.plain_copies import PlainCopies
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
 from cxl_offload.integrations.transformers.prefixes import PrefixReuse, checked_prefixes
@@ -92,7 +93,8 @@ def offload(
     where ``policies["kv"]`` says, and decode by the package's kernel over them where they lie.
     Prompts, and what the kernel does not compute, are attended to by the model's own attention.
     When the block ends the model is as before, its weights back in ordinary memory; a cache that
-    the caller keeps stays valid.
+    the caller keeps stays valid. ``copy.deepcopy(model)`` in the block makes a model as it was
+    before the block, in ordinary memory.
 
     Parameters
     ----------
@@ -112,9 +114,9 @@ def offload(
     linear_rows
         Linear layers of up to so many rows (sequences, when decoding) are computed by
         :func:`cxl_offload.ops.linear.linear`; 0: all by torch. Where that is faster depends on
-        the processor: ``"fastest"`` measures it in the first call of every shape of up to 64 rows,
-        and results may then differ in their last bits from run to run. None: 64 where weights have
-        copies (``replicate:0,1``), which torch would not read, else 0.
+        the processor: ``"fastest"`` measures it in the first call of every shape, of more than 64
+        rows by a part of the layer, and results may then differ in their last bits from run to run.
+        None: 64 where weights have copies (``replicate:0,1``), which torch would not read, else 0.
     few_queries
         Up to so many tokens a sequence that come at once after the prompt, as drafted ones do, are
         attended to by the kernel; more, as a long turn of a chat, by the model's own attention.
@@ -272,6 +274,7 @@ class Offloaded:
         self._kv = kv or KvMemory(store)
         self._open_prefixes = open_prefixes
         self._reuse: PrefixReuse | None = None
+        self._attention_before: str | None = None
         self._open: contextlib.ExitStack | None = None
 
     def __repr__(self) -> str:
@@ -314,6 +317,7 @@ class Offloaded:
             self._device.check(self.model, self.store.parts, self.rows_at_once)
         # Weights that are moved under torch.inference_mode() could never be trained again.
         with torch.inference_mode(False), contextlib.ExitStack() as stack:
+            copies = PlainCopies(self.model)
             stack.callback(place_weights(self.model, self.store))
             if self._device is not None:
                 self.streamed, self.streamed_states = self._device.take(
@@ -340,6 +344,7 @@ class Offloaded:
             take_generate(self.model, stack)
             if self._tuning is not None:
                 self.tuned = stack.enter_context(self._tuning.following(self.model))
+            self._make_copies_plain(copies, stack)
             self._open = stack.pop_all()
         return self
 
@@ -366,20 +371,29 @@ class Offloaded:
         removable = self.model.register_forward_pre_hook(hook, with_kwargs=True)
         stack.callback(removable.remove)
 
+    def _make_copies_plain(self, copies: PlainCopies, stack: contextlib.ExitStack) -> None:
+        device, before = self._device, self._attention_before
+        why_not = (
+            ""
+            if device is None
+            else f"its weights are on their way to {device.device}; copy it before or after"
+        )
+
+        def restore(copied: PreTrainedModel) -> None:
+            if before is not None:
+                ask_for_attention(copied, before)
+
+        copies.begin(stack, restore, why_not)
+
     def _take_attention(self, stack: contextlib.ExitStack) -> None:
-        model, config = self.model, text_config(self.model)
-        before = config._attn_implementation
+        self._attention_before = before = text_config(self.model)._attn_implementation
+        # Before it is done, since Ctrl-C may come in between.
+        stack.callback(ask_for_attention, self.model, before)
+        ask_for_attention(self.model, registered_name(own_attention(self.model)))
 
-        def ask_for(name: str) -> None:
-            key = next(
-                (
-                    part
-                    for part in model.config.sub_configs
-                    if getattr(model.config, part) is config
-                ),
-                "",
-            )
-            model.set_attn_implementation({key: name})
 
-        stack.callback(ask_for, before)  # before it is done, since Ctrl-C may come in between
-        ask_for(registered_name(own_attention(model)))
+def ask_for_attention(model: PreTrainedModel, name: str) -> None:
+    """Let the decoder of a model compute attention by what is registered under a name."""
+    config, all_of_it = text_config(model), model.config
+    parts = (part for part in all_of_it.sub_configs if getattr(all_of_it, part) is config)
+    model.set_attn_implementation({next(parts, ""): name})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import (
     Callable,
     Collection,
@@ -240,7 +241,8 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
     Returns
     -------
     callable
-        Moves them back to ordinary memory.
+        Moves them back to ordinary memory. In a child that was forked since then they stay where
+        they are, in memory of its own: torch's copies wait there for threads that it has not.
 
     Raises
     ------
@@ -253,11 +255,12 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
     files = None if folder is None else FileWeights(folder)
 
     shared: list[tuple[torch.Tensor, torch.Tensor]] = []
+    process = os.getpid()
 
     def back() -> None:
         if files is not None:
             files.forget()
-        for held in moved:
+        for held in moved if os.getpid() == process else ():
             held.data = torch.empty_like(held.data).copy_(held.data)
         for weight, codes in shared:
             weight.data = codes.data

@@ -135,5 +135,5 @@ def test_options_that_do_not_fit_are_refused_in_one_line(published: Session) -> 
         offload(make("llama"), {"mlp": "bind:cxl"}, session=published, hot_kv_bytes=1)
     with pytest.raises(ConfigError, match="near_kv_bytes needs the cache in tiers"):
         offload(make("llama"), {"mlp": "bind:cxl"}, session=published, near_kv_bytes=1)
-    with pytest.raises(ConfigError, match="0 or more"):
+    with pytest.raises(ConfigError, match="near_kv_bytes is -1; it must be at least 0"):
         offload(make("llama"), FAR, session=published, near_kv_bytes=-1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
 import pickle
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +239,9 @@ class _Numbers:
         (CXL, {"prefixes": 5}, "prefixes 5: give KeptPrefixes"),
         (CXL, {"few_queries": "a"}, "few_queries 'a': a whole number"),
         (CXL, {"session": 5}, "session 5: give a cxl_offload.Session"),
+        (CXL, {"rows_at_once": 1.5}, "rows_at_once 1.5: a whole number"),
+        (CXL, {"rows_at_once": True}, "rows_at_once True: a whole number"),
+        (CXL, {"near_kv_bytes": "1GiB"}, "near_kv_bytes"),
         (CXL, {"linear_rows": 1.5}, "linear_rows 1.5: 0 or more"),
         (CXL, {"linear_rows": True}, "linear_rows True: 0 or more"),
         (
@@ -263,6 +269,30 @@ def test_a_model_without_numbers_is_refused(session: Session) -> None:
         model = make("llama")
     with pytest.raises(ConfigError, match="LlamaForCausalLM are on meta"):
         offload(model, {"weights": "cxl"}, session=session).__enter__()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_child_forked_in_the_block_leaves_it_and_does_not_hang(
+    fails: bool, session: Session
+) -> None:
+    model = make("llama")
+    model.other = torch.nn.Linear(512, 512)  # more than torch copies without its threads
+    weight = model.other.weight
+    expected = weight.detach().clone()
+    child, threads = 0, torch.get_num_threads()
+    torch.set_num_threads(2)
+    with contextlib.suppress(KeyError), offload(model, {"weights": "cxl"}, session=session):
+        weight.detach() + 1  # they are there
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            if fails:
+                raise KeyError
+    if child == 0:
+        os._exit(0 if weight.numpy(force=True).tobytes() == expected.numpy().tobytes() else 1)
+    torch.set_num_threads(threads)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(weight, expected)
 
 
 def test_block_under_inference_mode_leaves_weights_that_can_be_trained(session: Session) -> None:
