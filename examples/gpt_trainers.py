@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from gpt_text import END, SPECIAL, VOCABULARY
 from transformers import OPTConfig, OPTForCausalLM
 
 import cxl_offload
+from cxl_offload.integrations.deepspeed.kinds import parse_request
 from cxl_offload.ops.adam import CPUAdam
 from cxl_offload.ops.lion import CPULion
 
@@ -77,7 +79,6 @@ class ZeroTrainer:
         import deepspeed
 
         from cxl_offload.integrations.deepspeed import placing
-        from cxl_offload.integrations.deepspeed.kinds import parse_request
 
         model = OPTForCausalLM(model_config(args))
         optimizer = CPUAdam(
@@ -160,7 +161,11 @@ class PlainTrainer:
         dtype = PARAMETERS[args.parameters]
         self.model = OPTForCausalLM(model_config(args)).to(dtype)
         node = cxl_offload.memory.current_session().machine.initiator
-        policy = args.placement or f"preferred:{node}"
+        policy = parse_request(args.placement or f"preferred:{node}")
+        if isinstance(policy, Path):
+            raise SystemExit(
+                f"--placement {policy}: a plan places what DeepSpeed keeps; install it"
+            )
         settings = {"lr": args.lr, "weight_decay": 0.01}
         self._optimizer: torch.optim.Optimizer
         if args.states or args.optimizer == "lion":

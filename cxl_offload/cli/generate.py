@@ -202,7 +202,10 @@ def generate(
     texts = read_prompts(prompts)
     divided = _divided(ranks)
     if planned is None and not places:
-        raise ConfigError("--place: name at least one kind, such as kv=cxl, or give --plan")
+        raise ConfigError(
+            "--place: name at least one kind, such as kv=cxl, or kv=ldram where there is no CXL "
+            "memory; or give --plan"
+        )
     simulated = None if machine is None else load_machine(machine)
     tiers = named_tiers(tier or ())
     here = with_tiers(simulated or discover(), tiers)

@@ -54,7 +54,8 @@ def assert_learned(result: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     folder = tmp_path_factory.mktemp("gpt")
-    flags = ("--plain", "--placement", "cxl", "--activations", "cxl", "--accumulation", "2")
+    places = "exp_avg=cxl;exp_avg_sq=cxl"
+    flags = ("--plain", "--placement", places, "--activations", "cxl", "--accumulation", "2")
     result, printed = train(folder, *flags)
     return folder, result, printed
 

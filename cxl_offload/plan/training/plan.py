@@ -147,10 +147,11 @@ class DeepSpeed(Executor[PlannedStep]):
         on_gpu, on_host = self._remedies(hardware)
         there = hardware.usable_bytes + hardware.drive_usable_bytes
         lacking = [*(on_gpu * (least > hardware.gpu_usable_bytes)), *(on_host * (host > there))]
+        assumed = f" (GPU {ASSUMED_GPU} assumed)" if self._assumed else ""
         return (
             f"train {job.model.name} on {hardware.machine}: one sequence needs "
-            f"{format_bytes(least)} of the GPU's usable {format_bytes(hardware.gpu_usable_bytes)}, "
-            f"and the optimizer {format_bytes(host)} of the host's usable {rooms}; "
+            f"{format_bytes(least)} of the GPU's usable {format_bytes(hardware.gpu_usable_bytes)}"
+            f"{assumed}, and the optimizer {format_bytes(host)} of the host's usable {rooms}; "
             f"{' and '.join(lacking or [*on_gpu, *on_host])}"
         )
 

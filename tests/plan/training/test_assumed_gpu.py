@@ -47,6 +47,15 @@ def test_every_shipped_machine_is_planned_and_says_what_it_lacks(name: str) -> N
     assert all(each in plan.notes[0] for each in (name, lacks, "--gpu NAME takes another"))
 
 
+def test_what_it_has_not_room_for_is_said_of_the_assumed_gpu() -> None:
+    assumed = replace(request(load_machine("spr-1")), tokens=1024, batch=1, gpu_usable=1e-3)
+    given = replace(assumed, machine=with_gpu(assumed.machine, ASSUMED_GPU))
+    with pytest.raises(MemoryError, match=rf"GPU's usable \S+ \S+ \(GPU {ASSUMED_GPU} assumed\), "):
+        plan_training(assumed)
+    with pytest.raises(MemoryError, match=r"GPU's usable \S+ \S+, and"):
+        plan_training(given)
+
+
 @pytest.mark.parametrize("name", ["spr-1", ONE_MEMORY])
 def test_the_plan_is_the_one_with_that_gpu_on_paper(name: str) -> None:
     machine = load_machine(name)
