@@ -124,7 +124,7 @@ def pytest_collection_modifyitems(
 def leave_samples(items: list[pytest.Item]) -> None:
     """Marks slow all but some cases of each test that is ``sampled(count)``, evenly spread.
 
-    With two parameters the count has to meet every value of both: 10 of 10 x 3 cases would always
+    With two parameters take a count that meets the values of both: 10 of 10 x 3 cases would always
     have the same one of the three, 11 have all.
     """
     cases: dict[str, list[pytest.Item]] = {}

@@ -97,6 +97,7 @@ def lost(name: str, found: set[str]) -> list[str]:
     return sorted(set(json.loads(LIST.read_text())[name]) - found)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_loses_no_key(name: str) -> None:
     found = keys_of_command(name)
@@ -106,6 +107,7 @@ def test_command_loses_no_key(name: str) -> None:
     assert lost(name, found - {gone}) == [gone]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_benchmark_loses_no_key(name: str) -> None:
     assert not lost(name, keys_of_benchmark(name))

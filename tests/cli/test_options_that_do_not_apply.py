@@ -110,6 +110,7 @@ def planned(*words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "words",
     [

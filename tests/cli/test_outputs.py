@@ -124,6 +124,7 @@ def test_file_that_fails_keeps_no_other_from_being_written(tmp_path: Path) -> No
     assert (tmp_path / "a").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_plan_is_printed_also_where_it_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool

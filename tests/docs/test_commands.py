@@ -95,6 +95,7 @@ def each_block() -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("where", each_block())
 def test_commands_of_a_block_run_one_after_the_other(
     where: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -153,6 +154,7 @@ def test_there_are_verdicts_of_both_kinds() -> None:
     assert {verdict for verdict, _, _ in verdicts().values()} == {"used", "left alone"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", verdicts())
 def test_planner_gives_the_verdict_that_the_page_prints(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

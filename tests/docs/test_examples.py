@@ -47,6 +47,7 @@ def ended_protections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         protection.stop()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.usefixtures("ended_protections")
 @pytest.mark.parametrize("where", EXAMPLES)
 def test_example_runs_as_pasted(where: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,6 +248,7 @@ def check_error(way: Way, error: Exception | None) -> None:
         assert way.operation in str(error)
 
 
+@pytest.mark.sampled(97)
 @pytest.mark.parametrize(("scenario", "way", "count"), list(sites()))
 def test_nothing_is_lost_when_one_call_fails(scenario: Scenario, way: Way, count: int) -> None:
     clean = scenario.stage()

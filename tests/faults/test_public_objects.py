@@ -338,6 +338,7 @@ def ground() -> Iterator[Ground]:
             each.close()
 
 
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize("make", [*WORKS, *IS_REFUSED], ids=lambda make: make.__name__)
 def test_many_threads_share_one_object(ground: Ground, make: Callable[[Ground], Use]) -> None:
     use = make(ground)
@@ -346,6 +347,7 @@ def test_many_threads_share_one_object(ground: Ground, make: Callable[[Ground], 
     assert raised == []
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("make", [*WORKS, *IS_REFUSED], ids=lambda make: make.__name__)
 def test_forked_child_is_served_or_refused_with_one_line(

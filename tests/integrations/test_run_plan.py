@@ -56,6 +56,7 @@ def training() -> Plan:
     )
 
 
+@pytest.mark.slow(reason="generates twice")
 def test_plan_for_flexgen_is_executed_as_it_is(tmp_path: Path) -> None:
     model = make_opt(tmp_path / "my-opt", OptShape(layers=2, hidden=64, heads=4))
     plan = plan_inference(

@@ -9,6 +9,7 @@ import pytest
 from tests.kept.hostile import check_device, check_file
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_spoilt_file_is_dropped_or_gives_right_blocks(seed: int) -> None:
     numbers = random.Random(f"hostile {seed}")
@@ -16,6 +17,7 @@ def test_spoilt_file_is_dropped_or_gives_right_blocks(seed: int) -> None:
         check_file(numbers.randbytes(8))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_spoilt_device_is_dropped_refused_or_gives_right_blocks(seed: int) -> None:
     numbers = random.Random(f"hostile device {seed}")

@@ -43,7 +43,7 @@ def faults_of_a_death(path: Path, seed: int, there: list[bytes]) -> list[str]:
         store.close()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first_seed", range(0, 200, LIVES))
 def test_killed_writer_leaves_right_blocks_and_all_that_it_finished(
     first_seed: int, tmp_path: Path

@@ -97,6 +97,7 @@ def assert_same_bits(found: list[torch.Tensor], expected: list[torch.Tensor]) ->
         assert torch.equal(one, other)
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("prefetch", [0, 1, 3, 1000])
 @pytest.mark.parametrize("recompute", [None, False, True], ids=["plain", "checkpoint", "reentrant"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -277,6 +277,7 @@ made a little smaller until its parts fit, and not that of every other layout is
 is slower at all; other executors are exact."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("seed", "count"),
     [

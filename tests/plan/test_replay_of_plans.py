@@ -125,6 +125,7 @@ def test_training_passes_in_the_middle_count_as_one_of_them() -> None:
 PASSES = (1, 2, 3, 4, 8, 16, 61)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("model", ["opt-1.3b", "gpt2-xl", "opt-2.7b"])
 def test_replay_of_accumulated_gradients_agrees_with_the_equations(
@@ -227,6 +228,7 @@ def test_what_the_replay_lacks_is_said() -> None:
         assert "not replayed: no write bandwidth of node 7" in notes
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -37,6 +37,7 @@ COUNTED = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("kind", "seed"), [*((kind, 3) for kind in COUNTED), ("training", 5), ("generation", 6)]
 )

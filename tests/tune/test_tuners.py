@@ -44,17 +44,19 @@ MAKERS: list[Callable[[], Tuner]] = [
 ]
 
 
-def test_model_tuner_is_near_the_best_share_on_random_workloads() -> None:
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("first", [0, 10, 20, 30])
+def test_model_tuner_is_near_the_best_share_on_random_workloads(first: int) -> None:
     near_best = never_worse = 0
-    for seed in range(40):
+    for seed in range(first, first + 10):
         draw = np.random.default_rng(seed)
         step = random_step(draw)
         run = NoisyRun(step, seed=1000 + seed)
         last = run.tune(ModelTuner(published_ratios(step, draw)), 15)[-1]
         near_best += run.seconds(last) <= 1.03 * run.best()
         never_worse += run.seconds(last) <= 1.02 * run.seconds(0.0)
-    assert near_best >= 38
-    assert never_worse == 40
+    assert near_best >= 9
+    assert never_worse == 10
 
 
 @pytest.mark.parametrize("make", MAKERS)

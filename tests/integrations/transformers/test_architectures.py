@@ -96,6 +96,7 @@ def make(name: str, **more: Any) -> PreTrainedModel:
     return model
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", BY_CONVENTION)
 def test_architecture_gives_the_tokens_of_stock(name: str, session: Session) -> None:
     model = make(name)

@@ -90,6 +90,7 @@ def nodes(model: PreTrainedModel, session: Session) -> set[int]:
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("used", ["before", "new"])
 def test_model_gives_the_same_tokens_from_its_tier_and_after_it(
     used: str, quantized: PreTrainedModel, session: Session

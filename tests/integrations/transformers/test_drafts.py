@@ -61,7 +61,7 @@ def erring(model: PreTrainedModel) -> PreTrainedModel:
     return assistant
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", HELPED)
 def test_tokens_of_an_assistant_are_those_of_the_model_alone(family: str, session: Session) -> None:
     model = make(family)
@@ -83,7 +83,7 @@ def test_tokens_of_an_assistant_are_those_of_the_model_alone(family: str, sessio
     assert helped.calls.kernel > 0
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ALIKE)
 def test_tokens_drawn_with_an_assistant_are_those_that_stock_draws(
     family: str, session: Session

@@ -60,6 +60,7 @@ def test_error_is_strictly_smaller_than_that_of_eager_and_of_sdpa(
         assert made < 1.01 * error(exact.to(dtype), exact)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_decoding_attends_nearer_to_double_in_every_family(

@@ -55,7 +55,7 @@ def decided(stock: list[Made]) -> torch.Tensor:
     return same & (margins > 2 * torch.stack(gaps).amax(dim=0)).all(dim=1)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", LEAST_ROWS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_in_half_precision_are_those_that_stocks_attentions_agree_on(

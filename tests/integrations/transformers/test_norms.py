@@ -49,6 +49,7 @@ def _norms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if "Norm" in type(module).__name__]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("linear_rows", [4, "fastest"])
 @pytest.mark.parametrize("family", OURS)

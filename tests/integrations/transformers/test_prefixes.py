@@ -96,6 +96,7 @@ def test_rows_in_parts_give_the_same_tokens(session: Session) -> None:
         assert counts_of(done).found_tokens == 24 + 18 + 22
 
 
+@pytest.mark.slow(reason="compiles")
 def test_compiled_layers_give_the_same_tokens(session: Session) -> None:
     model = make("llama")
     few: dict[str, Any] = {"max_new_tokens": 3}

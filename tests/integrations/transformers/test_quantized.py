@@ -144,6 +144,7 @@ def nodes_of_projection(model: Any, session: Session) -> set[int]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [*BY_HAND, "torchao"])
 def test_quantized_checkpoint_gives_the_same_tokens_from_its_tier(
     kind: str, session: Session, tmp_path: Path

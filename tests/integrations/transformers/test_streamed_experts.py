@@ -79,6 +79,7 @@ def poison(done: Offloaded) -> None:
         buffer.memory.fill_(0xFF)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
 @pytest.mark.parametrize("family", MIXTURES)

@@ -50,7 +50,7 @@ def session(driver: _C.FakeDriver) -> Iterator[Session]:
         yield session
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_of_stock(
@@ -69,6 +69,7 @@ def test_tokens_are_those_of_stock(
     assert use.live_bytes == 0
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("there", [(), ("embedding",), ("norm", "head"), ("embedding", "head")])
 def test_every_layer_copies_the_rows_of_a_pass_in_once_and_out_once(
@@ -197,6 +198,7 @@ def most_there(rows: int, policies: dict[str, str], session: Session) -> tuple[i
     return count.peak_bytes, done
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("there", [(), ("embedding", "head", "norm")])
 def test_memory_on_the_accelerator_does_not_grow_with_the_rows(
     there: Sequence[str], session: Session, accelerator: str

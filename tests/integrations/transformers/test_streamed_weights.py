@@ -54,6 +54,7 @@ def assert_as_before(model: nn.Module, before: dict[str, torch.Tensor]) -> None:
         assert not module._forward_pre_hooks, type(module).__name__
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_of_stock(family: str, session: Session, accelerator: str) -> None:
     model = make(family)

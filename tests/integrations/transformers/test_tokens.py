@@ -28,6 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
 CXL = {"kv": "bind:2"}
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", ALIKE)
 def test_tokens_are_those_of_stock_attention(family: str, way: str, session: Session) -> None:
@@ -319,6 +320,7 @@ def test_damaged_bytes_change_the_tokens(damage: str, session: Session) -> None:
     assert not torch.equal(tokens, stock)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_half_precision_is_as_near_to_double_as_stock(

@@ -94,6 +94,7 @@ def best_by_hand(step: TrainingStep, hardware: Hardware, grid: int) -> float:
     return best
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("block", range(5))
 def test_placement_is_optimal_on_random_steps(block: int) -> None:
     found_some = 0
@@ -129,6 +130,7 @@ def granted(plan: Plan) -> dict[int, int]:
     return total
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "extra"),
     [

@@ -75,6 +75,7 @@ def test_plan_file_keeps_the_policies() -> None:
     assert set(plan.policies) >= {"kv", "attention", "experts", "head", "embedding"}
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("machine", ["epyc9354-cxl-a", "spr3-h100", "gh200"])
 def test_plan_for_a_gpu_offers_what_the_integration_carries_out(model: str, machine: str) -> None:

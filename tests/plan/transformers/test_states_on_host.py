@@ -209,6 +209,7 @@ def replay_over_equations(
     return {phase: replayed[phase] / each - 1 for phase, each in seconds.items()}
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("machine", ["epyc9354-cxl-a", "gh200", "dgx-h100", "xeon-t4"])
 @pytest.mark.parametrize("model", ["opt-30b", "opt-66b", "llama-3-8b", "llama-65b", "mixtral-8x7b"])
 def test_replay_agrees_with_the_equations_as_without_the_states(machine: str, model: str) -> None:
