@@ -46,17 +46,15 @@ from benchmarks.vllm_cases import (
     HIDDEN,
     KEPT,
     KEPT_NAME,
-    LAYERS,
     LOADS,
     NONE,
     ONE,
     REUSE,
     TWO,
     TWO_LOADS,
+    Served,
     Setting,
-    bytes_per_token,
     flags_of,
-    model_of,
 )
 from benchmarks.vllm_load import Load, LoadRun, ask, run_load
 from benchmarks.vllm_report import bars_missed, plot, print_tables
@@ -164,7 +162,7 @@ def falls(results: dict[str, dict[str, Any]]) -> dict[str, Falls]:
     }
 
 
-def copy_bandwidth(load: Load, dtype: str) -> list[dict[str, Any]]:
+def copy_bandwidth(load: Load, served: Served) -> list[dict[str, Any]]:
     """The copier of the worker over the blocks of one prompt, and over blocks of other sizes."""
     from cxl_offload.memory import Session
     from cxl_offload.transfer import HostCopier
@@ -174,8 +172,8 @@ def copy_bandwidth(load: Load, dtype: str) -> list[dict[str, Any]]:
     for end in ends:
         np.from_dlpack(end)[:] = 1  # type: ignore[arg-type]
     prompt_blocks = load.longest_prompt // BLOCK_TOKENS
-    page = bytes_per_token(dtype) * BLOCK_TOKENS // LAYERS
-    cases = [(page, prompt_blocks * LAYERS)]
+    page = served.layer_token_bytes * BLOCK_TOKENS
+    cases = [(page, prompt_blocks * served.layers)]
     cases += [(size, (64 << 20) // size) for size in (16 << 10, 64 << 10, 256 << 10, 1 << 20)]
     copier, random = HostCopier(), np.random.default_rng(0)
     rows = []
@@ -203,18 +201,18 @@ def copy_bandwidth(load: Load, dtype: str) -> list[dict[str, Any]]:
 
 def run_benchmark(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     model = folder / "model"
-    make_model(model, layers=LAYERS, hidden=HIDDEN)
+    served = Served(args.layers, args.dtype)
+    make_model(model, layers=served.layers, hidden=HIDDEN)
     plugin = plugin_folder(folder / "plugin")
     setting = GRID if args.grid else TWO_LOADS
     console = Console(stderr=True)
-    token_bytes = bytes_per_token(args.dtype)
     document: dict[str, Any] = {
         "machine": describe_machine(),
-        "model": model_of(args.dtype),
+        "model": served.describe(),
         "cache_tokens": setting.cache_tokens,
-        "working_set_bytes": setting.tier_tokens * token_bytes,
+        "working_set_bytes": setting.tier_tokens * served.token_bytes,
         "loads": {name: load.describe() for name, load in setting.loads.items()},
-        "copies": [] if args.grid else copy_bandwidth(LOADS[REUSE], args.dtype),
+        "copies": [] if args.grid else copy_bandwidth(LOADS[REUSE], served),
     }
     with contextlib.ExitStack() as stack:
         stack.callback(kept_path(KEPT_NAME).unlink, missing_ok=True)
@@ -222,7 +220,7 @@ def run_benchmark(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         def start(name: str) -> Server:
             console.print(f"starting vllm serve: {name}")
             log = folder / f"{name.replace(' ', '-')}.log"
-            server = Server(model, flags_of(name, setting, args.dtype), log=log, plugin=plugin)
+            server = Server(model, flags_of(name, setting, served), log=log, plugin=plugin)
             stack.enter_context(server)
             server.wait_until_up()
             return server
@@ -258,6 +256,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="of every load")
     parser.add_argument("--restarts", type=int, default=3, help="of the servers of two tiers")
+    parser.add_argument("--layers", type=int, default=Served().layers, help="of the model")
     parser.add_argument("--dtype", choices=tuple(BYTES_OF), default="bfloat16")
     parser.add_argument("--servers", nargs="+", default=[NONE, ONE, TWO, KEPT])
     add_options(parser)

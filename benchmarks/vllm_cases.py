@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.grid import CELLS, ROWS
 from benchmarks.vllm_load import Load
 
-LAYERS, HIDDEN, BLOCK_TOKENS = 8, 768, 32
+HIDDEN, BLOCK_TOKENS = 768, 32
 BYTES_OF = {"bfloat16": 2, "float32": 4}
 """Of a number, by the types that a server may compute in."""
 
@@ -40,6 +40,29 @@ LOADS = {
 }
 NONE, ONE, TWO, KEPT = "no offload", "one tier", "two tiers", "two tiers, kept"
 KEPT_NAME = f"benchmark-{os.getpid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model: a random LLaMA of so many layers, and what its servers compute in."""
+
+    layers: int = 8
+    dtype: str = "bfloat16"
+
+    @property
+    def token_bytes(self) -> int:
+        """Of KV."""
+        return self.layers * self.layer_token_bytes
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Of KV of one layer."""
+        return 2 * (HIDDEN // 128) * 64 * BYTES_OF[self.dtype]
+
+    def describe(self) -> dict[str, Any]:
+        """For the document."""
+        size = {"layers": self.layers, "hidden": HIDDEN}
+        return {**size, "dtype": self.dtype, "kv_bytes_per_token": self.token_bytes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +109,6 @@ def cell_load(rows: int, tokens: int) -> Load:
     )
 
 
-def bytes_per_token(dtype: str) -> int:
-    """Of KV."""
-    return LAYERS * 2 * (HIDDEN // 128) * 64 * BYTES_OF[dtype]
-
-
-def model_of(dtype: str) -> dict[str, Any]:
-    """What is served, for the document."""
-    token_bytes = bytes_per_token(dtype)
-    return {"layers": LAYERS, "hidden": HIDDEN, "dtype": dtype, "kv_bytes_per_token": token_bytes}
-
-
 GRID_LOADS = {name: cell_load(*cell) for name, cell in CELLS.items()}
 TWO_LOADS = Setting(
     LOADS,
@@ -128,11 +140,11 @@ def tiers_of(name: str, working_set_bytes: int) -> dict[str, Any] | None:
     return extra | {"cpu_bytes_to_use": working_set_bytes // 3, "cold": cold}
 
 
-def flags_of(name: str, setting: Setting, dtype: str) -> list[str]:
-    flags = ["--enforce-eager", "--dtype", dtype, "--max-num-seqs", str(setting.sequences)]
+def flags_of(name: str, setting: Setting, served: Served) -> list[str]:
+    flags = ["--enforce-eager", "--dtype", served.dtype, "--max-num-seqs", str(setting.sequences)]
     flags += ["--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS)]
     flags += ["--num-gpu-blocks-override", str(setting.cache_blocks)]
-    extra = tiers_of(name, setting.tier_tokens * bytes_per_token(dtype))
+    extra = tiers_of(name, setting.tier_tokens * served.token_bytes)
     if extra is not None:
         connector = {
             "kv_connector": "OffloadingConnector",

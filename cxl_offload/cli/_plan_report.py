@@ -103,8 +103,9 @@ def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:
 
 def _print_command(console: Console, plan: Plan, file: str | None) -> None:
     """How to run the plan, and the files that this takes."""
-    if file is None and plan.command_in("") != plan.command:
-        console.print(f"\nThe command reads the plan: write it with --output {OWN_FILE}.")
+    reader = "`cxl-offload run`" if plan.executor == "deepspeed" else "The command"
+    if file is None and (plan.executor == "deepspeed" or plan.command_in("") != plan.command):
+        console.print(f"\n{reader} reads the plan: write it with --output {OWN_FILE}.")
     for said in _to_bring(plan):
         console.print(f"\n{said}")
     if plan.command:
@@ -114,6 +115,8 @@ def _print_command(console: Console, plan: Plan, file: str | None) -> None:
 def _to_bring(plan: Plan) -> Iterator[str]:
     """Files and folders of the command that only the user has, and where they come from."""
     words = dict(pairwise(plan.command))
+    if machine := words.get("--machine"):
+        yield f"On {machine} itself leave --machine out: it puts everything on simulated nodes."
     if name := words.get("--prompts"):
         most = plan.batch.size * plan.batch.count
         yield f"{name} is a file of yours: one prompt a line, at most {most}."
@@ -125,8 +128,8 @@ def _to_bring(plan: Plan) -> Iterator[str]:
         scripts = (word for word in plan.command if word.endswith(".py"))
         for script in scripts:
             yield (
-                f"{script} is your training script (--script names another one); `cxl-offload run` "
-                f"with the plan's file writes {' and '.join(plan.settings)} for it."
+                f"{script} is your training script (--script names another one). `cxl-offload run` "
+                f"with the plan's file writes {' and '.join(plan.settings)}, and runs the command."
             )
 
 

@@ -8,13 +8,14 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
+
+from cxl_offload.plan.plan_file import Plan, save_plan
 
 ROOT = Path(__file__).parents[3]
 WORKER = "tests.integrations.deepspeed.worker"
@@ -78,11 +79,35 @@ def deepspeed_there() -> None:
         pytest.skip(f"{', '.join(missing)} is not installed; make test-deepspeed installs it")
 
 
-@pytest.fixture
-def default_port() -> Iterator[None]:
-    """Holds the port that DeepSpeed's launcher takes by default: one test at a time."""
-    with FileLock(Path(tempfile.gettempdir(), "cxl-offload-tests-deepspeed-port.lock")):
-        yield
+def run_plan(
+    folder: Path, plan: Plan, script: str, extra: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """:func:`run_folder`, of a folder that gets the plan and its ``train.py``.
+
+    DeepSpeed's launcher has a port of its own for each: by default all would have the same one.
+    """
+    launcher, *words = plan.command
+    plan = replace(plan, command=(launcher, f"--master_port={free_port()}", *words))
+    save_plan(plan, folder / "plan.yaml")
+    (folder / "train.py").write_text(script)
+    return run_folder(folder, extra)
+
+
+def run_folder(
+    folder: Path, extra: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """``cxl-offload run plan.yaml`` in a folder that has the plan and its script."""
+    given = environment(2)  # without ranks: the launcher gives them
+    given["PYTHONPATH"] = os.pathsep.join([str(ROOT), given["PYTHONPATH"]])
+    return subprocess.run(
+        [sys.executable, "-m", "cxl_offload.cli.main", "run", "plan.yaml"],
+        cwd=folder,
+        env=given | (extra or {}),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ from typing import Any
 import pytest
 
 from cxl_offload.plan.model.file import load_model
-from cxl_offload.plan.plan_file import Plan, save_plan
+from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.training.job import (
     LAYER_BYTES_PER_ELEMENT,
     LOGIT_BYTES,
@@ -27,14 +24,11 @@ from cxl_offload.plan.training.job import (
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.topology import load_machine
 
-from .conftest import ROOT, environment
+from .conftest import run_plan
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
-    ),
-    pytest.mark.usefixtures("default_port"),
-]
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
 
 MACHINE = "epyc9354-cxl-a"
 LAYERS, WIDTH, HEADS, VOCAB, TOKENS = 8, 64, 4, 128, 64
@@ -102,18 +96,7 @@ def planned(stage: Stage, *, checkpointing: bool, offloaded: bool = False) -> Pl
 
 
 def ran(folder: Path, plan: Plan, script: str = SCRIPT) -> tuple[dict[str, Any], str]:
-    save_plan(plan, folder / "plan.yaml")
-    (folder / "train.py").write_text(script)
-    given = environment(1)
-    done = subprocess.run(
-        [sys.executable, "-m", "cxl_offload.cli.main", "run", "plan.yaml"],
-        cwd=folder,
-        env=given | {"PYTHONPATH": os.pathsep.join([str(ROOT), given["PYTHONPATH"]])},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run_plan(folder, plan, script)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     line = next(line for line in done.stdout.splitlines() if "SAID " in line)
     said: dict[str, Any] = json.loads(line.partition("SAID ")[2])

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cxl_offload.plan.model.file import load_model
-from cxl_offload.plan.plan_file import save_plan
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.topology import load_machine
 
-from .conftest import ROOT, environment
-
-pytestmark = pytest.mark.usefixtures("default_port")
+from .conftest import run_plan
 
 MACHINE = "epyc9354-cxl-a"
 
@@ -69,18 +63,7 @@ def test_plan_over_two_tiers_runs_and_fills_both(deepspeed_there: None, tmp_path
         )
     )
     assert plan.cxl.used
-    save_plan(plan, tmp_path / "plan.yaml")
-    (tmp_path / "train.py").write_text(SCRIPT)
-    given = environment(2)  # without ranks: the launcher gives them
-    done = subprocess.run(
-        [sys.executable, "-m", "cxl_offload.cli.main", "run", "plan.yaml"],
-        cwd=tmp_path,
-        env=given | {"PYTHONPATH": os.pathsep.join([str(ROOT), given["PYTHONPATH"]])},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run_plan(tmp_path, plan, SCRIPT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     line = next(line for line in done.stdout.splitlines() if "SAID " in line)
     said = json.loads(line.partition("SAID ")[2])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,7 @@ from cxl_offload.plan.training.job import Stage
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.topology import load_machine
 
-from .conftest import ROOT, environment
-
-pytestmark = pytest.mark.usefixtures("default_port")
+from .conftest import run_folder, run_plan
 
 MACHINE = "epyc9354-cxl-a"
 
@@ -82,26 +78,8 @@ def ran(
         )
     )
     assert plan.state_dtype == (state_dtypes[0] if state_dtypes else "")
-    save_plan(plan, folder / "plan.yaml")
-    (folder / "train.py").write_text(
-        SCRIPT.replace("ADAM(", f"{adam}(").replace("lr=1e-3", f"lr=1e-3{options}")
-    )
-    return started(folder, resume)
-
-
-def started(folder: Path, resume: str = "") -> subprocess.CompletedProcess[str]:
-    """The plan and the script of a folder, run."""
-    given = environment(1)
-    paths = os.pathsep.join([str(ROOT), given["PYTHONPATH"]])
-    return subprocess.run(
-        [sys.executable, "-m", "cxl_offload.cli.main", "run", "plan.yaml"],
-        cwd=folder,
-        env=given | {"RESUME": resume, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    script = SCRIPT.replace("ADAM(", f"{adam}(").replace("lr=1e-3", f"lr=1e-3{options}")
+    return run_plan(folder, plan, script, {"RESUME": resume})
 
 
 @pytest.mark.parametrize(
@@ -206,7 +184,7 @@ def test_script_without_an_optimizer_ends_with_the_line_that_names_the_remedy(
     save_plan(plan, tmp_path / "plan.yaml")
     script = SCRIPT.replace("adam = ADAM(model.parameters(), lr=1e-3)", "adam = None")
     (tmp_path / "train.py").write_text(script)
-    line = line_of_refusal(started(tmp_path))
+    line = line_of_refusal(run_folder(tmp_path))
     assert "the script gives DeepSpeed no optimizer" in line
     assert "cxl_offload.CPUAdam(model.parameters(), lr=...)" in line
 

@@ -20,6 +20,7 @@ from benchmarks.vllm_cases import (
     ONE,
     REUSE,
     TWO_LOADS,
+    Served,
     cell_load,
     flags_of,
 )
@@ -86,7 +87,7 @@ def test_servers_of_the_grid_hold_its_largest_cell_and_compare_more_than_that() 
     largest = cell_load(max(ROWS), max(LENGTHS))
     blocks = -(-(largest.longest_prompt + largest.generate) // BLOCK_TOKENS)
     assert GRID.cache_blocks >= max(ROWS) * blocks
-    flags = flags_of(NONE, GRID, "bfloat16")
+    flags = flags_of(NONE, GRID, Served())
     assert flags[flags.index("--max-num-seqs") + 1] == str(max(ROWS))
     for setting in (TWO_LOADS, GRID):
         compared = replace(LOADS[REUSE], conversations=setting.compared, turns=1)
@@ -96,7 +97,7 @@ def test_servers_of_the_grid_hold_its_largest_cell_and_compare_more_than_that() 
 def test_tiers_hold_as_many_tokens_in_either_type() -> None:
     sizes = {}
     for dtype in ("bfloat16", "float32"):
-        flags = flags_of(ONE, TWO_LOADS, dtype)
+        flags = flags_of(ONE, TWO_LOADS, Served(dtype=dtype))
         assert flags[flags.index("--dtype") + 1] == dtype
         connector = json.loads(flags[flags.index("--kv-transfer-config") + 1])
         sizes[dtype] = connector["kv_connector_extra_config"]["cpu_bytes_to_use"]
