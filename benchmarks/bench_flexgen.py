@@ -11,8 +11,8 @@ computing it (skipped_prompt.py): only their decoding is timed.
 
     python -m benchmarks.bench_flexgen [--grid] [--neighbour] [--rounds N] [--json FILE]
 
-`--grid` runs the four ways at 1, 4, 8 and 32 rows of 32, 128 and 512 tokens instead. It takes about
-an hour.
+`--grid` runs the four ways, or those of ``--cases``, at 1, 4, 8 and 32 rows of 32, 128 and 512
+tokens instead. It takes about an hour.
 `--neighbour` also measures every case beside a process that keeps a CPU and the memory busy
 (neighbour.py), in every round once: it tells how much stock loses by it, and how much this package.
 At the end stand the bars (bars.py), which the lower ends of the intervals have to reach; that of
@@ -25,7 +25,7 @@ import argparse
 import contextlib
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,9 @@ LEAST_EQUAL = 0.95
 
 FEW_ROWS = 4
 LEAST_EQUAL_FEW = 0.5
-"""Random tokens would be equal in one of two hundred."""
+"""Random tokens would be equal in one of two hundred. Of one row the first token may be a near tie
+that float16 decides otherwise than float32, so such a row is compared again with products as
+FlexGen rounds them."""
 
 LEAST_EQUAL_PACKED = 0.75
 """Where a last bit of a new key can change its 4-bit code, too, which is then attended to."""
@@ -108,7 +110,9 @@ def policy_fields(request: FlexGenRun) -> list[Any]:
 def requests(model: Path, options: argparse.Namespace) -> dict[str, FlexGenRun]:
     """The request of every case, on the same prompts if it names none of its own."""
     made = {}
-    asked = GRID if options.grid else {name: CASES[name] for name in options.cases}
+    asked = {name: CASES[name] for name in options.cases}
+    if options.grid:
+        asked = {name: case for name, case in GRID.items() if way_of(name) in options.cases}
     for name, case in asked.items():
         fields = dict(case)
         count = fields.pop("rows", options.rows)
@@ -129,6 +133,11 @@ def requests(model: Path, options: argparse.Namespace) -> dict[str, FlexGenRun]:
             **fields,
         )
     return made
+
+
+def way_of(name: str) -> str:
+    """Of a case of the grid."""
+    return name.rpartition(", ")[0]
 
 
 def divides_a_sequence(rows: int, case: Case) -> bool:
@@ -210,8 +219,8 @@ def one_case(
     costs: Costs = {condition: {STOCK: [], OURS: []} for condition in conditions.names}
     with LoadedModel(request, session=session) as loaded, shortcut(request):
         expected, ours = stock.run(name), loaded.generate()
-        equal = equal_share(np.array(expected["tokens"]), ours.tokens, ours.prompt_len)
-        if equal < least_equal(request):
+        equal = share_of(expected, ours)
+        if equal < least_equal(request) and not is_near_tie(request, expected, session):
             raise RuntimeError(f"{name}: only {equal:.0%} of the tokens are those of stock FlexGen")
         for number in range(rounds):
             for condition in conditions.of_round(number):
@@ -230,6 +239,20 @@ def one_case(
         if phase == "decode" or not only_decodes(request):
             result[phase] = phase_result(seconds_of(costs, at), tokens[at])
     return result
+
+
+def is_near_tie(request: FlexGenRun, expected: dict[str, Any], session: Session) -> bool:
+    """Whether few rows have stock's tokens where products are rounded as FlexGen rounds them."""
+    if request.rows >= FEW_ROWS:
+        return False
+    alike = replace(request, cpu_linear="half")
+    with LoadedModel(alike, session=session) as loaded, shortcut(alike):
+        return share_of(expected, loaded.generate()) >= LEAST_EQUAL_FEW
+
+
+def share_of(expected: dict[str, Any], ours: Any) -> float:
+    """Of stock's tokens."""
+    return equal_share(np.array(expected["tokens"]), ours.tokens, ours.prompt_len)
 
 
 def seconds_of(costs: Costs, at: int) -> Seconds:

@@ -50,6 +50,7 @@ else:
 """
 
 
+@pytest.mark.slow(reason="ends five processes that have loaded torch")
 @pytest.mark.timeout(600)
 def test_daemon_thread_does_not_end_the_process_by_a_signal() -> None:
     """The last one is the control: the signal that ends it is seen."""

@@ -154,6 +154,7 @@ sys.exit("it hangs")
 """
 
 
+@pytest.mark.slow(reason="imports torch, and again in a child")
 @pytest.mark.timeout(600)
 def test_package_imported_after_a_fork_leaves_the_threads_of_openmp_alone() -> None:
     done = subprocess.run(

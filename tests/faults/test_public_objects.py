@@ -347,7 +347,7 @@ def test_many_threads_share_one_object(ground: Ground, make: Callable[[Ground], 
     assert raised == []
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(9)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("make", [*WORKS, *IS_REFUSED], ids=lambda make: make.__name__)
 def test_forked_child_is_served_or_refused_with_one_line(

@@ -78,6 +78,7 @@ def test_the_replay_counts_the_same_bytes() -> None:
     assert replayed[1] < 0.8 * replayed[0]
 
 
+@pytest.mark.slow(reason="plans a step of a million sequences")
 def test_states_stay_in_float32_where_nothing_else_is_allowed_or_faster() -> None:
     """A step of a million sequences is longer than its optimizer by more than a million times."""
     assert plan_training(request()).state_dtype == ""

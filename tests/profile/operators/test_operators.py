@@ -41,6 +41,7 @@ def measured() -> OperatorProfile:
             torch.set_num_threads(threads)
 
 
+@pytest.mark.slow(reason="measures")
 def test_every_operator_is_measured_at_every_size(measured: OperatorProfile) -> None:
     sizes = [2 * 256**2, 8 * 256**2, 2 * 1024**2, 8 * 1024**2]
     assert [(point.weight_bytes, point.rows) for point in measured.linears] == [
