@@ -183,7 +183,8 @@ def replace_forward(
     if before is not None:
         function = before.__func__ if is_bound else before
 
-    @functools.wraps(type(module).forward)
+    # Its signature, not its name: by that prefix_facts.py knows what is this package's.
+    @functools.wraps(type(module).forward, assigned=("__doc__",), updated=())
     def forward(called: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         # What was bound to the module is bound to its copy in the copy, as deepcopy would do it.
         inner = types.MethodType(function, called) if is_bound else function

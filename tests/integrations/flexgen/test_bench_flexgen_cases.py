@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench_flexgen
+from benchmarks import bench_flexgen, grid
 from benchmarks.conditions import Conditions
 from benchmarks.stock_process import StockProcess
 from cxl_offload.integrations.flexgen import OptShape
@@ -55,11 +55,13 @@ def test_stock_process_that_fails_is_an_error_and_no_hang(tmp_path: Path) -> Non
 
 
 def test_every_case_of_the_grid_can_be_laid_out(tmp_path: Path) -> None:
-    options = argparse.Namespace(**SETTINGS | {"grid": True}, cases=[])
+    options = argparse.Namespace(**SETTINGS | {"grid": True}, cases=list(bench_flexgen.CASES))
     made = bench_flexgen.requests(tmp_path, options)
     halves = [name for name in made if name.startswith("half of weights and KV")]
     assert {name.rpartition(", ")[2].partition(" x ")[0] for name in halves} == {"4", "8", "32"}
     assert len(made) == len(bench_flexgen.GRID) - 3 - 3  # and two batches of one row
+    options.cases = [ALONE]
+    assert len(bench_flexgen.requests(tmp_path, options)) == len(grid.CELLS)
     for request in made.values():
         on_accelerator, on_host = request.percent[2:4]
         realised_kv(request.gpu_batch_size, home_shares(on_accelerator, on_host, None))
