@@ -222,6 +222,8 @@ def test_comparison_is_in_words_and_its_json_in_codes(
          "looks for in /w/opt-30b-np"),
         ("transformers", "cxl-offload generate --plan plan.yaml --model llama --prompts p.txt",
          "name your folder of them after --model, with its config.json and *.safetensors"),
+        ("transformers", "cxl-offload generate --plan plan.yaml --machine mine --prompts p.txt",
+         "On mine itself leave --machine out: it puts everything on simulated nodes."),
         ("vllm", "vllm serve llama-3-8b --dtype auto", "name on the Hugging Face hub"),
         ("deepspeed", "deepspeed --num_gpus=1 mine.py --deepspeed_config ds_config.json",
          "mine.py is your training script"),
@@ -234,6 +236,15 @@ def test_printed_command_says_which_folders_it_needs(
     made = {"kind": kind, "executor": executor, "command": tuple(command.split())}
     text = " ".join(run("plan", "show", str(planned(tmp_path, "a.yaml", **made)))[1].split())
     assert said in text
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_training_says_once_who_reads_its_plan(tmp_path: Path, written: bool) -> None:
+    asked = ["plan", "training", "--model", "opt-125m", "--machine", "epyc9354-cxl-a"]
+    output = ["--output", str(tmp_path / "plan.yaml")] if written else []
+    text = " ".join(run(*asked, "--batch", "1", "--seq-len", "128", *output)[1].split())
+    reads = "`cxl-offload run` reads the plan: write it with --output plan.yaml."
+    assert (reads in text) is not written
 
 
 def test_folder_that_is_there_needs_no_words(tmp_path: Path) -> None:
