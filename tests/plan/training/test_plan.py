@@ -143,7 +143,6 @@ def granted(plan: Plan) -> dict[int, int]:
 )
 def test_planned_bytes_are_those_of_the_pages(model: str, extra: dict[str, Any]) -> None:
     plan = plan_training(request(model, gpu_usable=0.9, **extra))
-
     assert granted(plan) == {node: nbytes for node, nbytes in plan.node_bytes.items() if nbytes}
     machine = load_machine(plan.machine)
     for node, nbytes in plan.node_bytes.items():
