@@ -12,7 +12,7 @@ computing it (skipped_prompt.py): only their decoding is timed.
     python -m benchmarks.bench_flexgen [--grid] [--neighbour] [--rounds N] [--json FILE]
 
 `--grid` runs the four ways, or those of ``--cases``, at 1, 4, 8 and 32 rows of 32, 128 and 512
-tokens instead. It takes about an hour.
+tokens instead. It takes about an hour, and less with fewer ``--layers``.
 `--neighbour` also measures every case beside a process that keeps a CPU and the memory busy
 (neighbour.py), in every round once: it tells how much stock loses by it, and how much this package.
 At the end stand the bars (bars.py), which the lower ends of the intervals have to reach; that of
@@ -193,7 +193,7 @@ def measure(
     options: argparse.Namespace, folder: Path, conditions: Conditions
 ) -> list[dict[str, Any]]:
     """All cases, each on both sides in turn."""
-    model = make_opt(folder / "opt", SHAPE, seed=1)
+    model = make_opt(folder / "opt", replace(SHAPE, layers=options.layers), seed=1)
     convert_checkpoint(model, config_of_checkpoint(model), folder / f"{model.name}-np")
     cases = requests(model, options)
     stock = StockProcess(stock_jobs(model, cases, threads=torch.get_num_threads()), folder)
@@ -284,6 +284,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--prompt-len", type=int, default=PROMPT_LEN)
     parser.add_argument("--gen-len", type=int, default=16)
+    parser.add_argument("--layers", type=int, default=SHAPE.layers)
     parser.add_argument("--cpu-linear", choices=("fastest", "single", "half"), default="fastest")
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
     add_options(parser)
