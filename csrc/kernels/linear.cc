@@ -107,7 +107,8 @@ class LinearRun {
         width_(static_cast<size_t>(linear.x.shape[1])),
         outputs_(static_cast<size_t>(linear.weight.shape[0])),
         rows_(static_cast<size_t>(linear.x.shape[0])),
-        x_step_(round_up(width_, kLinearPad) + kLinearPad),
+        groups_(is_codes(linear) ? static_cast<size_t>(linear.groups.shape[1]) : 0),
+        x_step_(round_up(width_, kLinearPad) + round_up(2 * groups_ + 1, kLinearPad)),
         row_bytes_(static_cast<size_t>(linear.weight.shape[1]) * dtype_bytes(linear.weight.dtype)) {
     tile_ = kernel_.tile_of(rows_);
     padded_rows_ = round_up(rows_, tile_);  // rows beyond the last are zeros
@@ -159,10 +160,18 @@ class LinearRun {
     input.dtype = a_.x.dtype;
     input.rows = rows_;
     input.width = width_;
+    input.group = group();
     input.tile = tile_;
     input.to = x_;
     input.to_step = x_step_;
     kernel_.prepare(input);
+  }
+
+  // Returns how many weights share scales, or 0 if all of an output do.
+  size_t group() const {
+    if (is_codes(a_)) return width_ / groups_;
+    const bool of_groups = a_.scale.data != nullptr && a_.scale.shape[1] > 1;
+    return of_groups ? width_ / static_cast<size_t>(a_.scale.shape[1]) : 0;
   }
 
   void read_factors(Isa isa) {
@@ -181,7 +190,7 @@ class LinearRun {
 
   size_t tables_each() const {
     if (!is_codes(a_)) return 0;
-    return kMostTogether * static_cast<size_t>(a_.groups.shape[1]) * 2 + kLinearPad;
+    return kMostTogether * groups_ * 2 + kLinearPad;
   }
 
   // Puts every unit into the queue of the node where its weights are.
@@ -251,14 +260,13 @@ class LinearRun {
 
   void add_scales(const Outputs& unit, size_t slot, const NearCopy& copy, LinearPanel& panel) {
     const auto first = static_cast<int64_t>(unit.begin);
+    panel.group = group();
     if (is_codes(a_)) {
-      panel.group = width_ / static_cast<size_t>(a_.groups.shape[1]);
       panel.pairs = reinterpret_cast<const F16*>(copy.groups) + first * a_.groups.strides[0];
       panel.pairs_step = static_cast<size_t>(a_.groups.strides[0]);
       panel.form = a_.group_scales;
       panel.tables = room_.tables.data.get() + slot * tables_each();
-    } else if (a_.scale.data != nullptr && a_.scale.shape[1] > 1) {
-      panel.group = width_ / static_cast<size_t>(a_.scale.shape[1]);
+    } else if (panel.group > 0) {
       panel.scale = reinterpret_cast<const float*>(a_.scale.data) + first * a_.scale.strides[0];
       panel.scale_step = static_cast<size_t>(a_.scale.strides[0]);
       panel.scale_group_step = static_cast<size_t>(a_.scale.strides[1]);
@@ -301,6 +309,7 @@ class LinearRun {
   const size_t width_;
   const size_t outputs_;
   const size_t rows_;
+  const size_t groups_;  // of codes in a row
   const size_t x_step_;
   const size_t row_bytes_;
   size_t tile_ = 0;

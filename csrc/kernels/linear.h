@@ -65,10 +65,10 @@ inline bool is_codes(const Linear& linear) { return linear.weight.dtype == Dtype
 bool has_bf16_products(Bf16Products products = Bf16Products::kVectors);
 
 // Throws InvalidArgument before anything is read or written when the shapes or types do not fit.
-// Products and sums are float32. A row of y depends on no other row of x, and not on the team. In a
-// team of several groups each begins with the weights on its own node; `kernel` says which those
-// are. With a null kernel the groups begin anywhere, and so they do if every group has its own
-// copy.
+// Products and sums are float32. With 4-bit codes an infinity of x may give NaN. A row of y depends
+// on no other row of x, and not on the team. In a team of several groups each begins with the
+// weights on its own node; `kernel` says which those are. With a null kernel the groups begin
+// anywhere, and so they do if every group has its own copy.
 void run_linear(const Linear& linear, WorkerTeam& team, Isa isa,
                 const os::Kernel* kernel = nullptr);
 

@@ -16,6 +16,8 @@ namespace {
 #include "kernels/linear_rows.inc.h"
 //
 #include "kernels/linear_loop.inc.h"
+//
+#include "kernels/linear_codes_table.inc.h"
 
 }  // namespace
 

@@ -12,6 +12,10 @@ struct Codes {};  // two 4-bit codes a byte
 template <class W>
 constexpr bool kPaired = std::is_same_v<W, Bf16> || std::is_same_v<W, Codes>;
 
+// Whether an instruction set loads weights of a type two vectors at once.
+template <class V, class W>
+constexpr bool kLoadsTwo = requires(const W* from, V& to) { V::load_two(from, to, to); };
+
 template <class W>
 constexpr size_t bytes_of(size_t weights) {
   if constexpr (std::is_same_v<W, Codes>) {
@@ -47,6 +51,13 @@ struct Weights {
       return scaled(r, Vector::load(from + kHalf * Vector::kLanes));
     }
   }
+  template <class V>
+  CXL_OFFLOAD_VECTOR void two(size_t r, const std::byte* row, size_t at, V& first,
+                              V& second) const {
+    V::load_two(reinterpret_cast<const W*>(row) + at, first, second);
+    first = scaled(r, first);
+    second = scaled(r, second);
+  }
   CXL_OFFLOAD_VECTOR Vector some(size_t r, const std::byte* row, size_t at, size_t count) const {
     return scaled(r, Vector::load_some(reinterpret_cast<const W*>(row) + at, count));
   }
@@ -58,21 +69,26 @@ struct Weights {
   float factor[kScaled ? R : 1];
 };
 
-template <size_t R>
-struct Weights<Codes, R, true> {
-  CXL_OFFLOAD_VECTOR Weights(const LinearPanel& panel, const Step&, size_t group) {
-    const float* pair = panel.tables + 2 * group;
-    const size_t step = 2 * (panel.width / panel.group);
+// Writes the sums of a strip, or adds them to those of columns before.
+template <size_t M, size_t R>
+CXL_OFFLOAD_VECTOR void store_sums(const LinearPanel& panel, const Step& step,
+                                   const Vector (&sum)[M][R], bool adds) {
+  float totals[(M * R + 3) / 4 * 4];
+  Vector all[(M * R + 3) / 4 * 4];
+#pragma GCC unroll 32
+  for (size_t i = 0; i < (M * R + 3) / 4 * 4; ++i) {
+    all[i] = i < M * R ? sum[i / R][i % R] : Vector::all(0);
+  }
 #pragma GCC unroll 8
-    for (size_t r = 0; r < R; ++r) table[r] = Table(pair[r * step], pair[r * step + 1]);
+  for (size_t i = 0; i < M * R; i += 4) Vector::totals(all + i, totals + i);
+  float* to = panel.sums + step.row * panel.outputs + step.output;
+  for (size_t m = 0; m < M; ++m) {
+    for (size_t r = 0; r < R; ++r) {
+      float& sum = to[m * panel.outputs + r * step.apart];
+      sum = adds ? sum + totals[m * R + r] : totals[m * R + r];
+    }
   }
-  template <size_t kHalf>
-  CXL_OFFLOAD_VECTOR Vector half(size_t r, const std::byte* row, size_t at) const {
-    return table[r].template number<kHalf == 0 ? 4 : 0>(load_codes(row + at / 2));
-  }
-
-  Table table[R];
-};
+}
 
 // The sums of a strip of R outputs and a tile of M rows.
 template <class W, size_t M, size_t R, bool kScaled>
@@ -111,6 +127,19 @@ struct Strip {
     add(weights, at + kHalf * Vector::kLanes);
   }
 
+  CXL_OFFLOAD_VECTOR void pair(const Source& source, size_t at) {
+    if constexpr (kLoadsTwo<Vector, W>) {
+      Vector first[R], second[R];
+#pragma GCC unroll 8
+      for (size_t r = 0; r < R; ++r) source.two(r, row(r), at, first[r], second[r]);
+      add(first, at);
+      add(second, at + Vector::kLanes);
+    } else {
+      half<0>(source, at);
+      half<1>(source, at);
+    }
+  }
+
   // Adds the products of the columns [begin, end), which are of one group.
   CXL_OFFLOAD_VECTOR void columns(size_t begin, size_t end, size_t group) {
     const Source source(panel, step, group);
@@ -126,15 +155,9 @@ struct Strip {
         }
       }
 #pragma GCC unroll 16
-      for (size_t in = 0; in < kLine; in += kPair) {
-        half<0>(source, at + in);
-        half<1>(source, at + in);
-      }
+      for (size_t in = 0; in < kLine; in += kPair) pair(source, at + in);
     }
-    for (; at + kPair <= end; at += kPair) {
-      half<0>(source, at);
-      half<1>(source, at);
-    }
+    for (; at + kPair <= end; at += kPair) pair(source, at);
     if constexpr (!std::is_same_v<W, Codes>) {  // groups of codes have whole pairs only
       if (at == end) return;
       // rest() takes the address of a copy, so that the sums of this strip can stay in registers.
@@ -175,24 +198,6 @@ struct Strip {
     for (size_t i = 0; i < M * R; ++i) to[i] = sum[i / R][i % R];
   }
 
-  CXL_OFFLOAD_VECTOR void store(bool adds) const {
-    float totals[(M * R + 3) / 4 * 4];
-    Vector all[(M * R + 3) / 4 * 4];
-#pragma GCC unroll 32
-    for (size_t i = 0; i < (M * R + 3) / 4 * 4; ++i) {
-      all[i] = i < M * R ? sum[i / R][i % R] : Vector::all(0);
-    }
-#pragma GCC unroll 8
-    for (size_t i = 0; i < M * R; i += 4) Vector::totals(all + i, totals + i);
-    float* to = panel.sums + step.row * panel.outputs + step.output;
-    for (size_t m = 0; m < M; ++m) {
-      for (size_t r = 0; r < R; ++r) {
-        float& sum = to[m * panel.outputs + r * step.apart];
-        sum = adds ? sum + totals[m * R + r] : totals[m * R + r];
-      }
-    }
-  }
-
   const LinearPanel& panel;
   const Step& step;
   const float* x;
@@ -206,12 +211,12 @@ struct Strip {
 struct Tile {
   size_t rows;
   size_t outputs;        // at most
-  size_t coded_outputs;  // for 4-bit codes, whose tables are in registers as well
+  size_t coded_outputs;  // for 4-bit codes
 };
 constexpr size_t kTiles = Vector::kLanes == 1 ? 1 : Vector::kRegisters < 32 ? 3 : 5;
 constexpr Tile tile_at(size_t index) {
   constexpr Tile kOne[] = {{1, 1, 1}};
-  constexpr Tile kFew[] = {{1, 4, 4}, {2, 4, 3}, {4, 2, 2}};
+  constexpr Tile kFew[] = {{1, 4, 4}, {2, 4, 4}, {4, 2, 2}};
   constexpr Tile kMany[] = {{1, 8, 6}, {2, 4, 4}, {4, 6, 4}, {6, 4, 3}, {8, 3, 2}};
   if constexpr (kTiles == 1) return kOne[index];
   return kTiles == 3 ? kFew[index] : kMany[index];
@@ -241,6 +246,24 @@ constexpr size_t strip_outputs(const Tile& tile) {
   return std::min(tile.outputs, std::max(vectors / 2, size_t{2}));
 }
 
+// How rows of x are arranged for 4-bit codes, and a strip of them multiplied. Each source includes
+// one of the files that define this: linear_codes_table.inc.h or linear_codes_eights.inc.h.
+void prepare_codes(const LinearInput& input);
+template <size_t M, size_t R>
+void multiply_codes(const LinearPanel& panel, const Step& step);
+
+// Reads the scales of codes as (step, low).
+inline void read_tables(const LinearPanel& panel, const Step& step, size_t outputs) {
+  const size_t count = 2 * (panel.width / panel.group);
+  for (size_t r = 0; r < outputs; ++r) {
+    const size_t output = step.output + r * step.apart;
+    const F16* from = panel.pairs + output * panel.pairs_step;
+    for (size_t at = 0; at < count; at += Vector::kLanes) {
+      load_pairs(from + at, count - at, panel.form).store(panel.tables + r * count + at);
+    }
+  }
+}
+
 template <class W, size_t M, size_t R, bool kScaled>
 [[gnu::noinline]] void multiply_strip(const LinearPanel& panel, const Step& step) {
   Strip<W, M, R, kScaled> strip(panel, step);
@@ -255,7 +278,7 @@ template <class W, size_t M, size_t R, bool kScaled>
     strip.columns(step.begin, step.end, 0);
   }
   if (step.last) {
-    strip.store(step.end > kLinearColumns);
+    store_sums(panel, step, strip.sum, step.end > kLinearColumns);
   } else {
     strip.wait(step.sums);
   }
@@ -279,18 +302,6 @@ CXL_OFFLOAD_VECTOR void choose_strip(const LinearPanel& panel, const Step& step)
   multiply_strip<W, M, R, kScaled>(panel, step);
 }
 
-// Reads the scales of codes as (step, low).
-inline void read_tables(const LinearPanel& panel, const Step& step, size_t outputs) {
-  const size_t count = 2 * (panel.width / panel.group);
-  for (size_t r = 0; r < outputs; ++r) {
-    const size_t output = step.output + r * step.apart;
-    const F16* from = panel.pairs + output * panel.pairs_step;
-    for (size_t at = 0; at < count; at += Vector::kLanes) {
-      load_pairs(from + at, count - at, panel.form).store(panel.tables + r * count + at);
-    }
-  }
-}
-
 template <class W, size_t M, size_t R, bool kScaled>
 void multiply_tiles(const LinearPanel& panel) {
   static_assert(kLinearOutputs / 2 % R == 0 && R <= kMostTogether);
@@ -302,8 +313,12 @@ void multiply_tiles(const LinearPanel& panel) {
     // would then be summed in another order.
     if constexpr (!kScaled) order.cut<M, R>();
     visit_steps<M, R>(order, [&]<size_t kStrip>(const Step& step) {
-      if constexpr (std::is_same_v<W, Codes>) read_tables(panel, step, kStrip);
-      choose_strip<W, M, kStrip, kScaled>(panel, step);
+      if constexpr (std::is_same_v<W, Codes>) {
+        read_tables(panel, step, kStrip);
+        multiply_codes<M, kStrip>(panel, step);
+      } else {
+        choose_strip<W, M, kStrip, kScaled>(panel, step);
+      }
     });
   }
 }
@@ -349,7 +364,7 @@ LinearKernel find_kernel(Dtype weight) {
     case Dtype::kInt8:
       return {prepare<false>, multiply<int8_t>, finish, tile_of};
     case Dtype::kUint8:
-      return {prepare<true>, multiply<Codes>, finish, tile_of};
+      return {prepare_codes, multiply<Codes>, finish, tile_of};
     case Dtype::kFloat8E5m2:  // never weights
     case Dtype::kFloat32:
       break;

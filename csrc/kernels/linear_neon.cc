@@ -14,6 +14,8 @@ namespace {
 #include "kernels/linear_rows.inc.h"
 //
 #include "kernels/linear_loop.inc.h"
+//
+#include "kernels/linear_codes_eights.inc.h"
 
 }  // namespace
 

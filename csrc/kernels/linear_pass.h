@@ -46,7 +46,7 @@ struct LinearPanel {
   size_t weight_step = 0;             // bytes from one output to the next
   size_t outputs = 0;
   size_t width = 0;
-  size_t group = 0;  // how many weights share a scale, for types that have scales of groups
+  size_t group = 0;  // how many weights share scales, or 0 if all of an output do
   // For codes: the scales of the first output.
   const F16* pairs = nullptr;
   size_t pairs_step = 0;  // elements from one output to the next
@@ -85,9 +85,12 @@ struct LinearInput {
   Dtype dtype = Dtype::kFloat32;
   size_t rows = 0;
   size_t width = 0;
+  size_t group = 0;     // how many weights share scales, or 0 if all of an output do
   size_t tile = 0;      // LinearKernel::tile_of
   float* to = nullptr;  // whole tiles of zeros
-  size_t to_step = 0;   // from one row to the next: more than `width` and a multiple of kLinearPad
+  // From one row to the next: more than `width` and a multiple of kLinearPad. For codes there is
+  // room for two numbers a group beyond a row that is padded to such a multiple.
+  size_t to_step = 0;
 };
 
 struct LinearKernel {

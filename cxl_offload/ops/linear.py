@@ -81,7 +81,7 @@ def linear(
     torch.Tensor
         ``(..., outputs)``, a new tensor without a derivative. Products and sums are float32,
         rounded once to ``out_dtype``. A row has the same bits whatever the other rows and the
-        number of threads are.
+        number of threads are. With 4-bit codes an infinity in ``x`` may give NaN.
 
     Raises
     ------

@@ -28,7 +28,8 @@ struct Shape {
 
 // Weights of random bytes in a vector of exactly their size, so that a read beyond them is seen.
 struct Layer {
-  Layer(const Shape& shape, Dtype dtype) : shape(shape), dtype(dtype) {
+  Layer(const Shape& shape, Dtype dtype, int64_t group = 32)
+      : shape(shape), dtype(dtype), group(group) {
     std::mt19937 random(11);
     std::normal_distribution<float> normal;
     x.resize(static_cast<size_t>(shape.rows * shape.width));
@@ -41,12 +42,13 @@ struct Layer {
     worth.resize(count);
     for (size_t i = 0; i < count; ++i) worth[i] = put(i, normal(random));
     if (dtype != Dtype::kUint8) return;
-    groups.resize(count / 32 * 2);
+    const auto each = static_cast<size_t>(group);
+    groups.resize(count / each * 2);
     for (F16& value : groups) value = to_f16(std::abs(normal(random)) + 0.5f);
     for (size_t i = 0; i < count; ++i) {
       const auto byte = std::to_integer<unsigned>(weight[i / 2]);
       const auto code = static_cast<float>(i % 2 == 0 ? byte >> 4 : byte & 15);
-      worth[i] = code * to_float(groups[i / 32 * 2 + 1]) + to_float(groups[i / 32 * 2]);
+      worth[i] = code * to_float(groups[i / each * 2 + 1]) + to_float(groups[i / each * 2]);
     }
   }
 
@@ -87,7 +89,7 @@ struct Layer {
     a.bias = view_of(bias.data(), Dtype::kFloat32, {shape.outputs});
     a.weight = view_of(weight.data(), dtype, {shape.outputs, shape.width / (codes ? 2 : 1)});
     if (codes) {
-      a.groups = view_of(groups.data(), Dtype::kFloat16, {shape.outputs, shape.width / 32, 2});
+      a.groups = view_of(groups.data(), Dtype::kFloat16, {shape.outputs, shape.width / group, 2});
     }
     return a;
   }
@@ -113,6 +115,7 @@ struct Layer {
 
   Shape shape;
   Dtype dtype;
+  int64_t group;  // codes that share scales
   std::vector<std::byte> weight;
   std::vector<F16> groups;
   std::vector<float> x, y, bias;
@@ -137,12 +140,34 @@ TEST(every_instruction_set_type_and_team_follows_the_sum) {
   }
 }
 
+TEST(groups_of_codes_of_any_size_follow_the_sum_in_any_batch) {
+  WorkerTeam team({{-1, 2, {}}});
+  for (Isa isa : supported_isas()) {
+    for (int64_t group : {32, 64, 96, 128, 160, 4128}) {
+      const int64_t width = group * (4200 / group + 1);  // more than are summed at a time
+      Layer layer({7, 50, width}, Dtype::kUint8, group);
+      const Linear all = layer.linear();
+      run_linear(all, team, isa);
+      CHECK(layer.error() < 3e-6);
+      for (int64_t row = 0; row < 7; ++row) {
+        std::vector<float> y(50);
+        Linear one = all;
+        one.x = view_of(layer.x.data() + row * width, Dtype::kFloat32, {1, width});
+        one.y = view_of(y.data(), Dtype::kFloat32, {1, 50});
+        run_linear(one, team, isa);
+        CHECK(std::equal(y.begin(), y.end(), layer.y.begin() + row * 50));
+      }
+    }
+  }
+}
+
 TEST(weights_are_read_to_their_edge_and_no_further) {
   WorkerTeam team({{-1, 2, {}}});
   for (Isa isa : supported_isas()) {
     for (Dtype dtype : kWeights) {
-      if (dtype == Dtype::kUint8) continue;  // rows of whole groups
-      for (int64_t width : {1, 15, 17, 33, 100, 129}) {
+      const bool codes = dtype == Dtype::kUint8;  // rows of whole groups
+      for (int64_t width : codes ? std::vector<int64_t>{32, 96, 128, 160, 4128}
+                                 : std::vector<int64_t>{1, 15, 17, 33, 100, 129}) {
         Layer layer({3, 5, width}, dtype);
         const PageEdge weight(layer.weight.data(), layer.weight.size());
         Linear a = layer.linear();

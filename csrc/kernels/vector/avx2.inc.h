@@ -8,6 +8,10 @@ struct Vector {
   __m256 value;
 
   CXL_OFFLOAD_VECTOR static Vector all(float value) { return {_mm256_set1_ps(value)}; }
+  // Returns `first` in the lower lanes and `second` in the upper ones.
+  CXL_OFFLOAD_VECTOR static Vector halves(float first, float second) {
+    return {_mm256_blend_ps(_mm256_set1_ps(first), _mm256_set1_ps(second), 0xf0)};
+  }
   CXL_OFFLOAD_VECTOR static Vector load(const float* at) { return {_mm256_loadu_ps(at)}; }
   CXL_OFFLOAD_VECTOR static Vector load(const Bf16* at) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)at));
@@ -24,6 +28,18 @@ struct Vector {
     const __m128i carried = _mm_add_epi16(small, _mm_set1_epi16(0x80));
     const __m128i nan = _mm_and_si128(carried, _mm_set1_epi16(0x4000));
     return {_mm256_cvtph_ps(_mm_or_si128(small, nan))};
+  }
+  // Loads two vectors at once. A processor converts half precision from memory in one step and from
+  // a register in two, so what is converted goes through memory.
+  CXL_OFFLOAD_VECTOR static void load_two(const E4m3* at, Vector& first, Vector& second) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)at));
+    const __m256i small = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(-0x4080));
+    const __m256i carried = _mm256_add_epi16(small, _mm256_set1_epi16(0x80));
+    const __m256i nan = _mm256_and_si256(carried, _mm256_set1_epi16(0x4000));
+    __m256i halves = _mm256_or_si256(small, nan);
+    asm("" : "+m"(halves));
+    first = {_mm256_cvtph_ps(_mm_load_si128((const __m128i*)&halves))};
+    second = {_mm256_cvtph_ps(_mm_load_si128((const __m128i*)&halves + 1))};
   }
   CXL_OFFLOAD_VECTOR static Vector load(const E5m2* at) {
     const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)at));
@@ -159,19 +175,24 @@ CXL_OFFLOAD_VECTOR Vector load_pairs(const F16* at, size_t left, GroupScales for
   return {_mm256_blend_ps(turned, _mm256_fnmadd_ps(turned, pairs, _mm256_setzero_ps()), 0xaa)};
 }
 
-// Loads bytes of two 4-bit codes, one byte into each lane.
-CXL_OFFLOAD_VECTOR __m256i load_codes(const std::byte* at) {
-  return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at));
-}
 // Loads words of two bytes of 4-bit codes, one word into each lane.
 CXL_OFFLOAD_VECTOR __m256i load_words(const std::byte* at) {
   return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)at));
+}
+
+// Loads words of eight 4-bit codes, one word into each lane.
+CXL_OFFLOAD_VECTOR __m256i load_eights(const std::byte* at) {
+  return _mm256_loadu_si256((const __m256i*)at);
 }
 
 // Returns the codes that begin at bit kShift of each word, times 2^kShift.
 template <int kShift>
 CXL_OFFLOAD_VECTOR Vector shifted_code(__m256i words) {
   return {_mm256_cvtepi32_ps(_mm256_and_si256(words, _mm256_set1_epi32(15 << kShift)))};
+}
+// Returns the codes in the highest four bits of each word.
+CXL_OFFLOAD_VECTOR Vector top_code(__m256i words) {
+  return {_mm256_cvtepi32_ps(_mm256_srli_epi32(words, 28))};
 }
 
 // The numbers that the codes of a group stand for.

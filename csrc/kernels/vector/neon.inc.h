@@ -8,6 +8,10 @@ struct Vector {
   float32x4_t value;
 
   CXL_OFFLOAD_VECTOR static Vector all(float value) { return {vdupq_n_f32(value)}; }
+  // Returns `first` in the lower lanes and `second` in the upper ones.
+  CXL_OFFLOAD_VECTOR static Vector halves(float first, float second) {
+    return {vcombine_f32(vdup_n_f32(first), vdup_n_f32(second))};
+  }
   CXL_OFFLOAD_VECTOR static Vector load(const float* at) { return {vld1q_f32(at)}; }
   CXL_OFFLOAD_VECTOR static Vector load(const Bf16* at) {
     return {vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&at->bits), 16))};
@@ -147,19 +151,24 @@ CXL_OFFLOAD_VECTOR Vector load_pairs(const F16* at, size_t left, GroupScales for
   return {vbslq_f32(firsts, turned, vnegq_f32(vmulq_f32(turned, pairs)))};
 }
 
-// Loads bytes of two 4-bit codes, one byte into each lane.
-CXL_OFFLOAD_VECTOR uint32x4_t load_codes(const std::byte* at) {
-  return vmovl_u16(vget_low_u16(vmovl_u8(Vector::four_bytes(at))));
-}
 // Loads words of two bytes of 4-bit codes, one word into each lane.
 CXL_OFFLOAD_VECTOR uint32x4_t load_words(const std::byte* at) {
   return vmovl_u16(vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(at))));
+}
+
+// Loads words of eight 4-bit codes, one word into each lane.
+CXL_OFFLOAD_VECTOR uint32x4_t load_eights(const std::byte* at) {
+  return vreinterpretq_u32_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(at)));
 }
 
 // Returns the codes that begin at bit kShift of each word, times 2^kShift.
 template <int kShift>
 CXL_OFFLOAD_VECTOR Vector shifted_code(uint32x4_t words) {
   return {vcvtq_f32_u32(vandq_u32(words, vdupq_n_u32(15u << kShift)))};
+}
+// Returns the codes in the highest four bits of each word.
+CXL_OFFLOAD_VECTOR Vector top_code(uint32x4_t words) {
+  return {vcvtq_f32_u32(vshrq_n_u32(words, 28))};
 }
 
 // The numbers that the codes of a group stand for.

@@ -14,6 +14,10 @@ struct Vector {
   SveFloats value;
 
   CXL_OFFLOAD_VECTOR static Vector all(float value) { return {svdup_n_f32(value)}; }
+  // Returns `first` in the lower lanes and `second` in the upper ones.
+  CXL_OFFLOAD_VECTOR static Vector halves(float first, float second) {
+    return {svsel_f32(svptrue_pat_b32(SV_VL4), svdup_n_f32(first), svdup_n_f32(second))};
+  }
   template <class T>
   CXL_OFFLOAD_VECTOR static Vector load(const T* at) {
     return load_lanes(every(), at);
@@ -167,13 +171,14 @@ CXL_OFFLOAD_VECTOR Vector load_pairs(const F16* at, size_t left, GroupScales for
   return {svsel_f32(firsts, turned, low)};
 }
 
-// Loads bytes of two 4-bit codes, one byte into each lane.
-CXL_OFFLOAD_VECTOR SveBits load_codes(const std::byte* at) {
-  return svld1ub_u32(every(), reinterpret_cast<const uint8_t*>(at));
-}
 // Loads words of two bytes of 4-bit codes, one word into each lane.
 CXL_OFFLOAD_VECTOR SveBits load_words(const std::byte* at) {
   return svld1uh_u32(every(), reinterpret_cast<const uint16_t*>(at));
+}
+
+// Loads words of eight 4-bit codes, one word into each lane.
+CXL_OFFLOAD_VECTOR SveBits load_eights(const std::byte* at) {
+  return svreinterpret_u32_u8(svld1_u8(svptrue_b8(), reinterpret_cast<const uint8_t*>(at)));
 }
 
 // Returns the codes that begin at bit kShift of each word, times 2^kShift.
@@ -181,6 +186,10 @@ template <int kShift>
 CXL_OFFLOAD_VECTOR Vector shifted_code(SveBits words) {
   const SveBits code = svand_n_u32_x(every(), words, 15u << kShift);
   return {svcvt_f32_u32_x(every(), code)};
+}
+// Returns the codes in the highest four bits of each word.
+CXL_OFFLOAD_VECTOR Vector top_code(SveBits words) {
+  return {svcvt_f32_u32_x(every(), svlsr_n_u32_x(every(), words, 28))};
 }
 
 // The numbers that the codes of a group stand for.
