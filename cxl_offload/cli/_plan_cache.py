@@ -15,6 +15,7 @@ from cxl_offload.cli._plan_inputs import (
     GpuOnPaper,
     MachineName,
     ProfileFile,
+    profile_notes,
     read_machine,
 )
 from cxl_offload.cli._plan_words import KINDS, PLACES
@@ -102,6 +103,8 @@ def cache(
             f"\n{format_bytes(copied)} of weights are off the GPU, as planned for vLLM; every step "
             "of a prompt copies them."
         )
+    for note in profile_notes(profile):
+        console_of().print(f"\nNote: {note}.")
 
 
 def _curve(

@@ -18,10 +18,12 @@ from cxl_offload.cli._plan_inputs import (
     GpuOnPaper,
     ModelName,
     ProfileFile,
+    profile_notes,
     read_machine,
     seconds_asked,
 )
 from cxl_offload.cli._progress import progress_bar
+from cxl_offload.cli._report_table import console_of
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import size
@@ -151,6 +153,8 @@ def fleet(
     prompt, generated = requests[0].prompt, requests[0].generated
     asked_for = f"{format_number(stream.rate)} requests/s of {prompt} + {generated} tokens, {model}"
     print_fleet(asked_for, answers, mixture)
+    for note in profile_notes(profile):
+        console_of().print(f"\nNote: {note}.")
 
 
 def _machine_names(machines: list[str] | None, profile: str | None) -> list[str | None]:

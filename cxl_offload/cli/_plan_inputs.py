@@ -282,6 +282,21 @@ def measured_operators(profile: str | None) -> OperatorProfile | None:
     return next((each for each in found if each.device == "cpu"), None)
 
 
+def profile_notes(profile: str | None) -> tuple[str, ...]:
+    """What a plan says of its profile: that it was measured on a busy machine, where it was."""
+    from cxl_offload.profile import load_profile
+    from cxl_offload.profile.other_work import OTHER_WORK, disturbed_paths
+
+    found = () if profile is None else disturbed_paths(load_profile(profile))
+    if not found:
+        return ()
+    paths = ", ".join(f"{path.initiator} -> {path.node}" for path in found)
+    return (
+        f"{profile} was measured on a busy machine, and memory may be faster than it says: "
+        f"{OTHER_WORK} (CPUs -> memory: {paths})",
+    )
+
+
 def as_advice(
     plan: Plan, add: Sequence[str] | None, gpu: str | None, machine: Machine, gpus: int | None
 ) -> Plan:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cxl_offload.cli._options import AsJson, names
-from cxl_offload.cli._plan_inputs import MachineName, ProfileFile, read_machine
+from cxl_offload.cli._plan_inputs import MachineName, ProfileFile, profile_notes, read_machine
 from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
@@ -53,7 +53,7 @@ def objects(
         made.add_row(each.name, each.policy, each.reason)
     console = console_of()
     show(console, made)
-    for note in numbers.notes:
+    for note in (*numbers.notes, *profile_notes(profile)):
         console.print(f"Note: {note}.")
 
 

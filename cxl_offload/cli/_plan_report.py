@@ -119,7 +119,7 @@ def _to_bring(plan: Plan) -> Iterator[str]:
         yield f"On {machine} itself leave --machine out: it puts everything on simulated nodes."
     if name := words.get("--prompts"):
         most = plan.batch.size * plan.batch.count
-        yield f"{name} is a file of yours: one prompt a line, at most {most}."
+        yield f"{name} is a file of yours: one prompt a line, at most {most}.{_for_fewer(plan)}"
     model = words.get("serve" if plan.executor == "vllm" else "--model")
     if model is not None and not os.path.exists(model):
         folder = words.get("--path", "~/opt_weights")
@@ -131,6 +131,13 @@ def _to_bring(plan: Plan) -> Iterator[str]:
                 f"{script} is your training script (--script names another one). `cxl-offload run` "
                 f"with the plan's file writes {' and '.join(plan.settings)}, and runs the command."
             )
+
+
+def _for_fewer(plan: Plan) -> str:
+    """How to plan for fewer prompts, where the option that bounds batches can."""
+    on_cpus = plan.executor == "transformers" and plan.accelerator is None
+    can = plan.batch.count > 1 or (on_cpus and plan.batch.size > 1)
+    return " To plan for fewer, give --max-batches." if can else ""
 
 
 _CHECKPOINT = "its config.json and *.safetensors, as save_pretrained() or a download writes them"

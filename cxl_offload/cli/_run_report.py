@@ -40,9 +40,15 @@ def speed_table(how: str, phases: Mapping[str, tuple[float | None, float]]) -> T
 
 
 def load_line(parts: Iterable[LoadPart]) -> str:
-    """The parts of a load, with the rate of those that move bytes."""
+    """The parts of a load that took time, with the rate of those that move bytes."""
+    from cxl_offload.objects.load_parts import REST
+
+    took = [part for part in parts if part.seconds]
+    if [part.name for part in took] == [REST]:
+        spent = format_seconds(took[0].seconds)
+        return f"Load (measured): {spent} by the framework; no weights were read into a tier."
     told = []
-    for part in parts:
+    for part in took:
         moved = f"{format_bytes(part.nbytes)}, {part.bytes_per_s / 1e9:.2f} GB/s"
         of_bytes = f" ({moved})" if part.nbytes else ""
         told.append(f"{part.name} {format_seconds(part.seconds)}{of_bytes}")

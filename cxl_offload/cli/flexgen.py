@@ -53,7 +53,7 @@ def flexgen(context: typer.Context) -> None:
     Example: cxl-offload flexgen --model my-opt --prompts prompts.txt --place kv=bind:cxl
     """
     words = in_new_form("flexgen", context.args)
-    _check_files(words)
+    _check_early(words)
     try:
         from cxl_offload.integrations.fit import session_on
         from cxl_offload.integrations.flexgen import run
@@ -92,23 +92,31 @@ def flexgen(context: typer.Context) -> None:
     write_all(*writes, *([] if args.json else [show_it]))
 
 
-def _check_files(words: Sequence[str]) -> None:
-    """Refuses files that are not there before torch is loaded, which takes seconds.
+def _check_early(words: Sequence[str]) -> None:
+    """Refuses files that are not there, and kinds that are none, before torch is loaded.
 
-    FlexGen's parser, which needs torch, reads the words again.
+    That takes seconds. FlexGen's parser, which needs torch, reads the words again.
     """
+    from cxl_offload.integrations.flexgen.places import parse_place
     from cxl_offload.integrations.model_folder import check_flexgen_model
     from cxl_offload.integrations.prompts import read_prompts
     from cxl_offload.plan.plan_file import load_plan
     from cxl_offload.topology import load_machine
 
     given: dict[str, str] = {}
+    places: list[str] = []
     for word, value in zip(words, [*words[1:], "-"], strict=True):
         option, is_joined, joined = word.partition("=")
-        if option in _FILES and (is_joined or not value.startswith("-")):
+        if not is_joined and value.startswith("-"):
+            continue
+        if option == "--place":
+            places.append(joined if is_joined else value)
+        elif option in _FILES:
             given[option] = joined if is_joined else value
     if "--help" in words or "-h" in words:
         return
+    for text in places:
+        parse_place(text)
     if "--model" in given:
         check_flexgen_model(given["--model"], dummy=_DUMMY in given.get("--path", ""))
     if "--prompts" in given:

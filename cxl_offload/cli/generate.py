@@ -186,11 +186,14 @@ def generate(
     from cxl_offload.integrations.model_folder import check_checkpoint
     from cxl_offload.integrations.named_tiers import limits_on, named_tiers, with_tiers
     from cxl_offload.integrations.prompts import read_prompts
+    from cxl_offload.integrations.transformers.kinds import check_kind
     from cxl_offload.plan.plan_file import load_plan
     from cxl_offload.topology import discover, load_machine
 
     # All of this before torch is loaded, which takes seconds.
     places = pairs("--place", place, str, form="KIND=POLICY, such as kv=cxl")
+    for kind in places:
+        check_kind(kind)
     written = {"--output": output, "--trace": trace, "--report": page, "--events": events}
     written["--tune-state"] = tune_state
     budget = size("--tune-budget", tune_budget)

@@ -22,6 +22,7 @@ from cxl_offload.errors import CxlOffloadError
 
 _INSTALLED_AS = {"yaml": "pyyaml"}
 _EXIT_ERROR = 2
+_HELP = ["-h", "--help"]
 
 
 class _OneLineErrors(TyperGroup):
@@ -37,9 +38,13 @@ class _OneLineErrors(TyperGroup):
         _hide_types_of_flags(self, ctx)
         super().format_help(ctx, formatter)
 
-    def make_context(self, *args: Any, **extra: Any) -> Any:
+    def make_context(self, info_name: Any, args: list[str], *more: Any, **extra: Any) -> Any:
+        if not args or any(each in args for each in _HELP):  # else rich need not be loaded
+            from cxl_offload.cli._help_table import keep_names_whole
+
+            keep_names_whole()
         with _one_line_errors():
-            return super().make_context(*args, **extra)
+            return super().make_context(info_name, args, *more, **extra)
 
     def invoke(self, ctx: Any) -> Any:
         with _one_line_errors():
@@ -137,7 +142,7 @@ def _make_app(only: str | None = None) -> typer.Typer:
     made = typer.Typer(
         cls=_OneLineErrors,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": _HELP},
     )
     made.callback(invoke_without_command=True)(_start)
     for name in [only] if only else _modules():

@@ -43,6 +43,7 @@ from cxl_offload.cli._plan_inputs import (
     named_gpu,
     names_the_line,
     network_rate,
+    profile_notes,
     read_machine,
     seconds_asked,
     stripes_asked,
@@ -237,6 +238,7 @@ def inference(
         asked_of = {name: partial(noted, name) for name in wanted}
         plan = fastest(asked_of, lines=not as_json, here=here)
     plan = as_advice(plan, add, gpu, common["machine"], gpus)
+    plan = replace(plan, notes=(*plan.notes, *profile_notes(profile)))
 
     def write_report() -> None:
         if report is not None:
@@ -341,6 +343,7 @@ def training(
             plan = plan_training(request)
     planned_for, not_there = trained_on(request.machine, gpu)
     plan = as_advice(plan, add, not_there, planned_for, gpus)
+    plan = replace(plan, notes=(*plan.notes, *profile_notes(profile)))
 
     def write_report() -> None:
         if report is not None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _OWN = re.compile(r"(?:.*\.)?experts\.(\d+)\..+")
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")

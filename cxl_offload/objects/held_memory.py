@@ -89,6 +89,9 @@ class MemoryReport:
         the kernel's and not in ``holders``, except the pages that the process maps.
     unused_pool_bytes
         What this package's pools keep for the next tensor: a part of the anonymous memory.
+    simulated_session
+        Whether the session that places tensors has simulated nodes, which ``placement_of`` tells.
+        The nodes of this report are real ones nevertheless.
     """
 
     pid: int
@@ -98,6 +101,7 @@ class MemoryReport:
     strays: tuple[str, ...] = ()
     cached_files: Mapping[str, int] = field(default_factory=dict)
     unused_pool_bytes: int = 0
+    simulated_session: bool = False
 
     @property
     def resident_bytes(self) -> int:
@@ -127,6 +131,9 @@ class MemoryReport:
         if self.unused_pool_bytes:
             kept = format_bytes(self.unused_pool_bytes)
             lines.append(f"{kept} of the anonymous memory are kept by pools for the next tensor")
+        if self.simulated_session:
+            told = "the session's are simulated, and placement_of() tells those"
+            lines.append(f"the nodes above are real ones; {told}")
         lines += [f"stray: {stray}" for stray in self.strays]
         return "\n".join(lines)
 

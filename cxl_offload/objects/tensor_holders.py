@@ -82,6 +82,7 @@ def memory_report(*, session: Session | None = None) -> MemoryReport:
         tuple(_strays(tensors)),
         checkpoints_in_use(claims.ranges, Path("/proc/self")),
         unused_pool_bytes=placed_by.stats().cached_bytes.current,
+        simulated_session=placed_by.is_simulated,
     )
 
 

@@ -253,12 +253,13 @@ def _read(
 ) -> Hardware:
     machine = rates.machine
     local_ns = rates.latencies_ns([_local(machine), *names])[0]
-    has_gpu = rates.why_no_gpu() is None
+    why_cpus = rates.why_cpus_compute()
+    has_gpu = why_cpus is None
     nodes = _in_order([list(_nodes(rates, name, limits, usable[0], has_gpu)) for name in names])
     gpu_memory = float(rates.gpu().memory_bytes or 0) if has_gpu else 0.0
     read, write, room = _drive(machine, limits, usable[0], NVME in (tiers or (NVME,)))
     if not has_gpu:
-        rates.note(f"CPUs compute: {rates.why_no_gpu()}".removesuffix("; name one that has"))
+        rates.note(f"CPUs compute: {why_cpus}")
     return Hardware(
         machine=machine.name,
         nodes=nodes,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from cxl_offload.plan.gpu import MEMORY_SHARE, PREFILL_EFFICIENCY, GpuRates, arithmetic_share
 from cxl_offload.plan.gpu_kinds import completed, how_to_give_peaks
+from cxl_offload.plan.what_if import GPUS_LEFT_OUT
 from cxl_offload.topology import Access, Gpu, Machine
 
 UNBOUND = float("inf")
@@ -143,8 +144,17 @@ class MachineRates:
             self.note(f"{self.machine.name} lacks latencies of {', '.join(names)}; taken as equal")
         return (known[0] if known else 1.0,) * len(found)
 
+    @property
+    def _leaves_gpus_out(self) -> bool:
+        return not self.machine.gpus and GPUS_LEFT_OUT in self.machine.notes
+
     def gpu(self) -> Gpu:
         """The machine's first GPU; what it lacks is assumed by its kind, where that is known."""
+        if self._leaves_gpus_out:
+            raise ValueError(
+                f"machine {self.machine.name}: {GPUS_LEFT_OUT}; leave that out, or name a "
+                "GPU (--gpu h100)"
+            )
         if not self.machine.gpus:
             raise ValueError(
                 f"machine {self.machine.name} has no GPU, or none is asked for; name one that has, "
@@ -171,6 +181,14 @@ class MachineRates:
         if self.gpu().memory_bytes is None:
             return f"machine {self.machine.name}: GPU {self.gpu().name} has no memory size"
         return None
+
+    def why_cpus_compute(self) -> str | None:
+        """The same for plans that do without a GPU, where none is no fault; None: one computes."""
+        if self.machine.gpus:
+            return self.why_no_gpu()
+        if self._leaves_gpus_out:
+            return GPUS_LEFT_OUT
+        return f"{self.machine.name} has no GPU; --gpu h100 plans as if it had one"
 
     def gpu_rates(self) -> GpuRates:
         """Peak of that GPU, and what it reads of its memory while it decodes."""

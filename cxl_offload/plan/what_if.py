@@ -20,6 +20,9 @@ from cxl_offload.units import parse_bandwidth, parse_bytes, parse_latency_ns
 NO_GPU = "none"
 """Of :func:`with_gpu`: the machine without any."""
 
+GPUS_LEFT_OUT = "GPUs are left out (--gpu none)"
+"""A note of that machine where it has GPUs, so that no plan says that it has none."""
+
 _KINDS = {
     "ldram": NodeKind.DRAM,
     "rdram": NodeKind.DRAM,
@@ -152,7 +155,8 @@ def with_gpu(machine: Machine, name: str) -> Machine:
         No machine file has such a GPU with its own memory, peaks and link.
     """
     if name.lower() == NO_GPU:
-        return replace(machine, gpus=(), dma_paths=())
+        notes = (*machine.notes, GPUS_LEFT_OUT) if machine.gpus else machine.notes
+        return replace(machine, gpus=(), dma_paths=(), notes=notes)
     known = {each.gpu.name.lower(): each.gpu for each in known_gpus()}
     found = known.get(name.lower())
     if found is None:

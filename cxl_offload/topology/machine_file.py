@@ -1,24 +1,6 @@
 """Machine files: configs/machines/NAME.yaml, read strictly, every number with its source.
 
-Format (all lists but ``nodes`` and ``tiers`` may be absent; a number that is not published is
-left out)::
-
-    name: epyc9354-cxl-a            # as the file
-    description: one line
-    paper: authors and title; the sources of the numbers are its tables and sections
-    initiator: 0                    # the node from whose CPUs the tiers are named
-    variants:                       # optional: settings of the machine; entries pick with `when`
-      snc: {choices: [1, 2, 4], default: 1, description: what it is}
-    nodes:
-      - {id: 0, kind: dram, socket: 1, cpus: QUANTITY, capacity: QUANTITY}
-    distances: {assumed: true, reason: ..., rows: {0: {0: 10, 1: 21}, 1: {0: 21, 1: 10}}}
-    accesses:
-      - {from: 0, to: 1, read_latency: QUANTITY, read_bandwidth: QUANTITY}
-    gpus, dma_paths, drives, facts: see machine_schema.py
-    tiers: {ldram: [0], rdram: [1], cxl: [2], nvme: []}
-    notes: [lines for the reader]
-
-A QUANTITY is described in quantity.py.
+docs/machines.md has every key. A test holds it against what is read here.
 """
 
 from __future__ import annotations

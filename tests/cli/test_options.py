@@ -71,20 +71,30 @@ def test_option_of_the_other_executor_is_refused(executor: str, option: str, val
 
 
 @pytest.mark.parametrize(
-    ("machine", "why"),
+    ("machine", "why", "alone"),
     [
-        (["--machine", "spr-1"], "spr-1 has no GPU"),
-        (["--machine", "epyc9354-cxl-a", "--gpu", "none"], "--gpu none plans without one"),
+        (
+            ["--machine", "spr-1"],
+            "spr-1 has no GPU",
+            "no GPU, or none is asked for; name one that has",
+        ),
+        (
+            ["--machine", "epyc9354-cxl-a", "--gpu", "none"],
+            "--gpu none plans without one",
+            "GPUs are left out (--gpu none); leave that out, or name a GPU",
+        ),
     ],
 )
-def test_share_of_a_gpu_that_is_not_there_is_refused(machine: list[str], why: str) -> None:
+def test_share_of_a_gpu_that_is_not_there_is_refused(
+    machine: list[str], why: str, alone: str
+) -> None:
     asked = ["plan", "inference", "--model", "opt-125m", *machine, "--executor", "transformers"]
     assert run(*asked)[0] == 0
     code, out, error = run(*asked, "--gpu-usable", "0.5")
     assert (code, out) == (2, "")
     assert f"--gpu-usable 0.5: {why}; leave it out" in error
     _, _, error = run(*asked[:-1], "flexgen", "--gpu-usable", "0.5")
-    assert "no GPU, or none is asked for; name one that has" in error, "it plans for nothing else"
+    assert alone in error, "it plans for nothing else"
 
 
 def test_picture_that_was_not_drawn_is_an_error(
@@ -290,7 +300,7 @@ def test_ctrl_c_is_one_line_and_its_own_status(monkeypatch: pytest.MonkeyPatch) 
     assert run("topology") == (130, "", "\ncxl-offload: stopped by Ctrl-C\n")
 
 
-NOT_THERE = [
+EARLY = [
     ("no such folder", "generate --model no --prompts p.txt --place kv=0"),
     (
         "--prompts no.txt: there is no such file; write it, with one prompt a line",
@@ -302,6 +312,8 @@ NOT_THERE = [
     ("--prompts no.txt", "flexgen --model opt-1.3b --prompts no.txt"),
     ("no.yaml", "flexgen --plan no.yaml --model my"),
     ("no", "flexgen --model my --machine no"),
+    ("kind 'wieghts': kinds are kv,", "generate --model my --prompts p.txt --place wieghts=0"),
+    ("--place wieghts=0: expected KIND", "flexgen --model my --place kv=0 --place=wieghts=0"),
 ]
 
 WITHOUT_TORCH = """
@@ -321,14 +333,14 @@ print(json.dumps(told))
 """
 
 
-def test_file_that_is_not_there_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+def test_what_needs_no_torch_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     """It took as long as loading torch and transformers. One process tries all."""
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "config.json").write_text("{}")
     (tmp_path / "p.txt").write_text("Errors should\n")
     root = str(Path(__file__).parents[2])
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, *(words for _, words in NOT_THERE)],
+        [sys.executable, "-c", WITHOUT_TORCH, *(words for _, words in EARLY)],
         env={**os.environ, "PYTHONPATH": root},
         cwd=tmp_path,
         capture_output=True,
@@ -336,7 +348,7 @@ def test_file_that_is_not_there_is_told_before_torch_is_loaded(tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    for (said, words), (code, out, error) in zip(NOT_THERE, json.loads(done.stdout), strict=True):
+    for (said, words), (code, out, error) in zip(EARLY, json.loads(done.stdout), strict=True):
         assert (code, out) == (2, ""), words
         assert said in error, words
         assert "not installed" not in error

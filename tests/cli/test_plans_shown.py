@@ -122,6 +122,25 @@ def test_file_of_prompts_is_said_to_be_the_users(tmp_path: Path) -> None:
     assert "is a file of yours" not in run("plan", "show", str(planned(tmp_path, "b.yaml")))[1]
 
 
+@pytest.mark.parametrize(
+    ("executor", "more", "count", "said"),
+    [
+        ("flexgen", (), 1, False),  # as many as one batch on the GPU
+        ("flexgen", (), 2, True),
+        ("transformers", (), 1, True),
+        ("transformers", ("--accelerator", "cuda"), 1, False),
+    ],
+)
+def test_plan_says_how_to_plan_for_fewer_prompts(
+    tmp_path: Path, executor: str, more: tuple[str, ...], count: int, said: bool
+) -> None:
+    command = ("cxl-offload", "generate", "--prompts", "prompts.txt", *more)
+    batch = Batch(size=4, count=count, prompt=512, tokens=32)
+    file = planned(tmp_path, "a.yaml", executor=executor, command=command, batch=batch)
+    text = " ".join(run("plan", "show", str(file))[1].split())
+    assert (f"at most {4 * count}. To plan for fewer, give --max-batches." in text) == said
+
+
 def test_plan_that_keeps_the_cache_in_a_smaller_type_names_it(tmp_path: Path) -> None:
     homes = (Home(kind="kv", where="ldram", percent=100.0, bytes=1 << 20, policy="bind:ldram"),)
     small = planned(

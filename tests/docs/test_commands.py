@@ -16,7 +16,7 @@ from cxl_offload.cli.main import main
 from .blocks import PAGES, ROOT, Block, all_blocks, make_model, read_blocks
 
 # What a fence may hold. `output` and `text` (a message) are not commands.
-LANGUAGES = {"python", "bash", "json", "output", "text", "{toctree}", "{eval-rst}"}
+LANGUAGES = {"python", "bash", "json", "output", "text", "yaml", "{toctree}", "{eval-rst}"}
 LANGUAGES |= {"{include} ../CHANGELOG.md"}
 COMMAND = re.compile(r"^\s*(cxl-offload|python|make|pip|vllm|deepspeed|torchrun)\s+[\w./-]", re.M)
 

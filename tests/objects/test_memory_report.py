@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import cxl_offload
-from cxl_offload import Session, memory_report
+from cxl_offload import Session, load_machine, memory_report
 from cxl_offload.cli.main import main
 from cxl_offload.errors import CxlOffloadError
 from cxl_offload.objects import MemoryReport, report_of_process
@@ -189,3 +189,13 @@ def test_captures_are_read(tmp_path: Path) -> None:
     assert second.nodes == {1: 2 * MIB}
     owners = {each.owner for each in report_of_process(7, root=str(tmp_path)).holders}
     assert owners == {"anonymous memory placed bind:2", "other anonymous memory"}
+
+
+def test_nodes_of_a_simulated_session_are_said_to_be_real_ones() -> None:
+    simulated = Session.simulated(load_machine("epyc9354-cxl-a"))
+    block = cxl_offload.zeros(8 * MIB, policy="bind:2", session=simulated)
+    report = memory_report(session=simulated)
+    assert report.to_json()["simulated_session"]
+    assert "the nodes above are real ones; the session's are simulated" in str(report)
+    assert "simulated" not in str(memory_report(session=Session.linux()))
+    del block

@@ -9,6 +9,7 @@ import pytest
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.hardware import NVME, hardware_of
 from cxl_offload.plan.usable import GPU_USABLE
+from cxl_offload.plan.what_if import with_gpu
 from cxl_offload.topology import Access, DmaPath, Machine, load_machine
 
 GIB = 1 << 30
@@ -87,7 +88,16 @@ def test_machine_without_a_gpu_is_planned_for_where_none_is_needed() -> None:
         hardware_of(machine)
     found = hardware_of(machine, needs_gpu=False)
     assert (found.has_gpu, found.gpu_usable_bytes) == (False, 0.0)
-    assert any(note.startswith("CPUs compute: ") for note in found.notes)
+    assert "CPUs compute: spr-2 has no GPU; --gpu h100 plans as if it had one" in found.notes
+
+
+def test_gpus_that_are_left_out_are_not_said_to_be_missing() -> None:
+    without = with_gpu(MACHINE, "none")
+    found = hardware_of(without, needs_gpu=False)
+    assert "CPUs compute: GPUs are left out (--gpu none)" in found.notes
+    with pytest.raises(ConfigError, match=r"left out \(--gpu none\); leave that out, or name"):
+        hardware_of(without)
+    assert hardware_of(with_gpu(without, "h100")).has_gpu
 
 
 def two_sockets_with_a_gpu_each(*, paths: bool = True) -> Machine:

@@ -101,9 +101,20 @@ def _check_experts(given: Mapping[str, Policy]) -> None:
         )
 
 
-def _checked(kind: str, policy: PolicyLike, session: Session) -> Policy:
+def check_kind(kind: str) -> None:
+    """Refuse what is no kind; it needs neither torch nor transformers.
+
+    Raises
+    ------
+    ConfigError
+        Names all kinds there are.
+    """
     if not isinstance(kind, str) or (kind not in KINDS and named_experts(kind) is None):
         raise ConfigError(f"kind {kind!r}: kinds are {', '.join(KINDS)}, and experts:0-7,12")
+
+
+def _checked(kind: str, policy: PolicyLike, session: Session) -> Policy:
+    check_kind(kind)
     try:
         made = as_policy(policy, session.machine)
         if not is_of_weights(kind):

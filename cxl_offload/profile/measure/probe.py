@@ -18,6 +18,7 @@ from cxl_offload.profile.model import (
     Pages,
     estimate,
 )
+from cxl_offload.profile.other_work import OTHER_WORK
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
 
@@ -51,7 +52,7 @@ class Quality:
         if not self.disturbed:
             return None
         return (
-            f"other work was using the CPUs in {self.disturbed} of {self.windows} windows; "
+            f"{OTHER_WORK} in {self.disturbed} of {self.windows} windows; "
             "a number is from its clean windows or, without any, from the least disturbed one"
         )
 
