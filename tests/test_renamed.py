@@ -141,6 +141,7 @@ def what_is_wrong(old_names: Sequence[str], tmp_path: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow(reason="imports every old name")
 def test_every_old_name_is_imported_with_a_warning_of_the_new_place(tmp_path: Path) -> None:
     gone, new = "cxl_offload.plan.flexgen.terms.rates", "cxl_offload.sim.TensorHome"
     # A module before its names: their import makes it an attribute of its package, without warning.

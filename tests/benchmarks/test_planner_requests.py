@@ -16,6 +16,7 @@ def test_grown_machine_has_unequal_nodes() -> None:
     assert len(set(rates)) == 9
 
 
+@pytest.mark.slow(reason="plans for twelve nodes with every executor")
 def test_every_executor_is_timed_and_auto_is_their_sum(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

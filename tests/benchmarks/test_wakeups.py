@@ -68,6 +68,7 @@ def run_passively(*words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow(reason="counts in a process of its own for seconds")
 def test_a_job_of_known_regions_has_that_many() -> None:
     found = json.loads(run_passively("-c", JOBS))
     regions = {name: each["regions"] for name, each in found.items()}

@@ -84,6 +84,7 @@ def resident_and_mappings() -> tuple[int, int]:
         return resident, sum(1 for _ in lines)
 
 
+@pytest.mark.slow(reason="allocates and frees in many threads for seconds")
 @pytest.mark.timeout(600)
 def test_this_kernel_gets_every_page_back() -> None:
     session = Session.linux()

@@ -58,6 +58,7 @@ def test_killed_writer_leaves_right_blocks_and_all_that_it_finished(
     assert not faults
 
 
+@pytest.mark.slow(reason="a control, of many killed writers")
 def test_killed_writer_leaves_wrong_blocks_where_the_protection_is_taken_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_killed_writer_leaves_wrong_blocks_where_the_protection_is_taken_out(
     assert len(faults) >= 10
 
 
+@pytest.mark.slow(reason="a control, of many killed writers")
 def test_checksums_alone_keep_wrong_blocks_from_being_found_where_the_order_is_lost(
     tmp_path: Path,
 ) -> None:

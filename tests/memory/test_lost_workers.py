@@ -57,6 +57,7 @@ def test_workers_that_are_interrupted_say_what_was_lost(tmp_path: Path) -> None:
             list(loader)
 
 
+@pytest.mark.slow(reason="torch waits five seconds for a worker that ended")
 def test_workers_that_do_not_ask_are_ended_and_torch_says_so(tmp_path: Path) -> None:
     with survive_memory_errors(interrupt=False):
         rows = Rows(tmp_path)

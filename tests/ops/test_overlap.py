@@ -275,6 +275,7 @@ def test_frozen_and_added_parameters_are_trained_when_they_have_gradients() -> N
     assert bits(model.first.weight) != start[0]
 
 
+@pytest.mark.slow(reason="trains in a process that forks")
 def test_forked_child_overlaps_on_a_thread_of_its_own() -> None:
     """It would wait for ever for the thread of its parent.
 

@@ -42,6 +42,7 @@ def test_ranks_on_a_simulated_machine_fill_a_node_exactly(tmp_path: Path) -> Non
     assert all(rank["held"] > 0 for rank in told)
 
 
+@pytest.mark.slow(reason="starts two processes with torch")
 def test_ranks_take_the_dram_of_their_own_socket_and_half_of_the_cxl_tier(tmp_path: Path) -> None:
     machine = load_machine("spr-1")
     ((first, second),) = run_ranks(tmp_path, 2, "--machine", "spr-1")
@@ -87,6 +88,7 @@ def test_error_of_one_rank_is_raised_on_all_and_none_waits(
     assert unknown[0]["error"].startswith("rank 1: machine spr3-h100 has no node 7")
 
 
+@pytest.mark.slow(reason="starts two processes with torch")
 def test_ranks_on_this_machine_keep_within_the_limit_of_a_real_node(tmp_path: Path) -> None:
     node = cxl_offload.discover().usable_nodes()[0].id
     limits = {rank: {"limits": {str(node): 32 * MIB + 4096 * rank}} for rank in range(2)}

@@ -9,5 +9,6 @@ $(VENV)/.deepspeed: requirements-deepspeed.txt $(VENV)/.installed
 	touch $@
 
 test-deepspeed: $(STAMP) $(VENV)/.deepspeed
-	PATH="$(abspath $(BIN)):$$PATH" TORCH_EXTENSIONS_DIR="$(abspath build/torch_extensions)" $(BIN)/python -m pytest tests/integrations/deepspeed \
+	PATH="$(abspath $(BIN)):$$PATH" TORCH_EXTENSIONS_DIR="$(abspath build/torch_extensions)" \
+	    OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/integrations/deepspeed \
 	    tests/integrations/test_run_deepspeed.py $(BESIDE) --durations=5

@@ -181,7 +181,7 @@ def measure() -> Iterator[Measure]:
         asks.close()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow(reason="loads in processes of their own, whose memory is watched")
 @pytest.mark.parametrize("ours", [True, False], ids=["in place", "control"])
 @pytest.mark.parametrize(("write", "tensors"), [(mixtral, 1), (gguf, 4), (compressed, 3)])
 def test_weights_are_put_together_in_their_place(

@@ -92,6 +92,7 @@ def live_and_die(model: PreTrainedModel, name: str, session: Session, seed: int)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 
 
+@pytest.mark.slow(reason="many processes are killed")
 def test_killed_process_leaves_right_blocks(name: str, session: Session) -> None:
     model = make("gemma3")
     expected = generate(model, "sdpa", **texts(0))

@@ -226,6 +226,7 @@ def test_prices_are_asked_for_and_never_assumed() -> None:
         prices_of({"server": 1.0, "dram": 1.0, "years": 0.0})
 
 
+@pytest.mark.slow(reason="plans for four machines")
 def test_command_line_prints_the_cheapest_first() -> None:
     words = [
         "plan", "fleet", "--model", "llama-2-7b", "--machine", MACHINE, "--rate", "50",

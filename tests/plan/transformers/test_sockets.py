@@ -130,7 +130,7 @@ def test_no_random_placement_is_faster_than_the_plan(machine: str, limit: int | 
     assert best is not None
     draw = random.Random(f"{machine} {limit}")
     every = list(layouts(executor.job, hardware))
-    rates = [random_rate(executor, draw.choice(every), draw) for _ in range(1500)]
+    rates = [random_rate(executor, draw.choice(every), draw) for _ in range(400)]
     assert max(rates) <= best.tokens_per_s * (1 + 1e-9)
     assert max(rates) > best.tokens_per_s / 2  # the draws are not all poor
 

@@ -210,6 +210,7 @@ def test_command_line_takes_vllm_where_one_of_its_options_is_given() -> None:
     assert "must be auto, flexgen-stock, flexgen, transformers or vllm" in wrong.output
 
 
+@pytest.mark.slow(reason="plans with every executor")
 def test_auto_takes_the_faster_executor_and_names_the_other() -> None:
     arguments = ["plan", "inference", "--machine", "spr3-h100", "--model", "opt-13b", "--json"]
     plans = {
