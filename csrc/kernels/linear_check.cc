@@ -46,10 +46,10 @@ void check_matrices(const Linear& a) {
 void check_groups(const Linear& a) {
   const TensorView& groups = a.groups;
   const int64_t width = width_of(a);
-  const bool fits = groups.data != nullptr && groups.dtype == Dtype::kFloat16 &&
-                    groups.shape.size() == 3 && groups.shape[0] == a.weight.shape[0] &&
-                    groups.shape[2] == 2 && groups.strides[2] == 1 &&
-                    (groups.shape[1] < 2 || groups.strides[1] == 2);
+  const bool fits = groups.dtype == Dtype::kFloat16 && groups.shape.size() == 3 &&
+                    groups.shape[0] == a.weight.shape[0] && groups.shape[2] == 2 &&
+                    (groups.numel() == 0 || (groups.data != nullptr && groups.strides[2] == 1 &&
+                                             (groups.shape[1] < 2 || groups.strides[1] == 2)));
   if (!fits) {
     throw InvalidArgument("linear: 4-bit codes " + type_and_shape(a.weight) + " with scales " +
                           type_and_shape(groups) +

@@ -105,9 +105,8 @@ def int4_quantized(weight: torch.Tensor, group: int = GROUP) -> Int4Weight:
         )
     divisor = step.float().masked_fill(step == 0, 1).unsqueeze(-1)
     codes = ((grouped - low.float().unsqueeze(-1)) / divisor).round().clamp(0, 15)
-    return Int4Weight(
-        _packed(codes.flatten(1).to(torch.uint8)), torch.stack((low, step), -1), "low, step"
-    )
+    groups = torch.stack((low, step), -1).contiguous()
+    return Int4Weight(_packed(codes.flatten(1).to(torch.uint8)), groups, "low, step")
 
 
 def int4_from_gptq(
@@ -122,7 +121,7 @@ def int4_from_gptq(
     qzeros
         ``(groups, outputs / 8)``, int32, the zeros in the same way along the outputs.
     scales
-        ``(groups, outputs)``, float16.
+        ``(groups, outputs)``, rounded to float16.
     zero_offset
         What is added to the stored zeros: 1 in checkpoints of the format "gptq", 0 in "gptq_v2".
 
@@ -131,7 +130,7 @@ def int4_from_gptq(
     ValueError
         Shapes or types that do not fit each other.
     """
-    _check_words(qweight, qzeros, scales, (qweight.shape[0] * _CODES_PER_WORD, qweight.shape[1]))
+    _check_words(qweight, qzeros, scales, (_CODES_PER_WORD, 1))
     order = range(_CODES_PER_WORD)
     codes = _unpacked(qweight.t(), order)
     zeros = _unpacked(qzeros, order).t() + zero_offset
@@ -148,31 +147,41 @@ def int4_from_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Ten
     qzeros
         ``(groups, outputs / 8)``, int32, in the same way.
     scales
-        ``(groups, outputs)``, float16.
+        ``(groups, outputs)``, rounded to float16.
 
     Raises
     ------
     ValueError
         Shapes or types that do not fit each other.
     """
-    _check_words(qweight, qzeros, scales, (qweight.shape[0], qweight.shape[1] * _CODES_PER_WORD))
+    _check_words(qweight, qzeros, scales, (1, _CODES_PER_WORD))
     codes = _unpacked(qweight, _AWQ_ORDER).t().contiguous()
     return _of_zeros(codes, _unpacked(qzeros, _AWQ_ORDER).t(), scales)
 
 
 def _of_zeros(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> Int4Weight:
-    groups = torch.stack((zeros.half(), scales.t().half()), -1).contiguous()
+    steps = scales.half()
+    if (steps.isinf() & ~scales.isinf()).any():
+        raise ValueError(
+            f"scales of up to {scales.abs().max():g}: the steps of 4-bit codes are float16, which "
+            "ends at 65504"
+        )
+    groups = torch.stack((zeros.half(), steps.t()), -1).contiguous()
     return Int4Weight(_packed(codes), groups, "zero, step")
 
 
 def _check_words(
-    qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int]
+    qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, codes: tuple[int, int]
 ) -> None:
-    width, outputs = shape
+    """``codes``: how many a word of ``qweight`` has of a row's width, and of the outputs."""
+    shape = qweight.shape if qweight.dim() == 2 else (0, 0)
+    width, outputs = shape[0] * codes[0], shape[1] * codes[1]
     groups = scales.shape[0] if scales.dim() == 2 else 0
     fits = (
-        qweight.dtype is torch.int32
+        qweight.dim() == 2
+        and qweight.dtype is torch.int32
         and qzeros.dtype is torch.int32
+        and scales.is_floating_point()
         and groups > 0
         and width % groups == 0
         and scales.shape[1] == outputs
@@ -181,8 +190,11 @@ def _check_words(
     if not fits:
         raise ValueError(
             f"qweight {tuple(qweight.shape)} of {qweight.dtype}, qzeros {tuple(qzeros.shape)} of "
-            f"{qzeros.dtype} and scales {tuple(scales.shape)} do not fit each other"
+            f"{qzeros.dtype} and scales {tuple(scales.shape)} of {scales.dtype} do not fit each "
+            "other"
         )
+    if width // groups % 32:
+        raise ValueError(f"groups of {width // groups} codes: give a multiple of 32")
 
 
 def _unpacked(words: torch.Tensor, order: range | tuple[int, ...]) -> torch.Tensor:
@@ -194,4 +206,4 @@ def _unpacked(words: torch.Tensor, order: range | tuple[int, ...]) -> torch.Tens
 
 def _packed(codes: torch.Tensor) -> torch.Tensor:
     """Two codes a byte, the first in the upper half."""
-    return codes[:, 0::2] << 4 | codes[:, 1::2]
+    return (codes[:, 0::2] << 4 | codes[:, 1::2]).contiguous()

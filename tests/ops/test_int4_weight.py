@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cxl_offload.ops.int4_weight import int4_from_awq, int4_from_gptq, int4_quantized
+from cxl_offload.ops.linear import linear
 
 
 def random_codes(seed: int, *shape: int) -> torch.Tensor:
@@ -81,3 +82,38 @@ def test_codes_that_do_not_fit_are_refused(layer: tuple[torch.Tensor, ...]) -> N
     for far in (torch.linspace(-1e6, 1e6, 64), torch.full((64,), 7e4), -torch.full((64,), 7e4)):
         with pytest.raises(ValueError, match=r"weights from .* float16, which ends at 65504"):
             int4_quantized(far[None])
+    with pytest.raises(
+        ValueError, match=r"scales of up to 1e\+06: .* float16, which ends at 65504"
+    ):
+        int4_from_gptq(words(codes, order).t(), words(zeros, order), scales.float() + 1e6)
+    with pytest.raises(ValueError, match="do not fit"):
+        int4_from_gptq(words(codes, order).t(), words(zeros, order), scales.int())
+    with pytest.raises(ValueError, match="do not fit"):
+        int4_from_awq(torch.zeros(16, dtype=torch.int32), words(zeros, order), scales)
+    with pytest.raises(ValueError, match="groups of 16 codes: give a multiple of 32"):
+        int4_from_gptq(torch.zeros(4, 16, dtype=torch.int32), words(zeros, order)[:2], scales[:2])
+
+
+def test_weights_of_any_layout_are_quantized_for_the_kernel() -> None:
+    """Some checkpoints keep (width, outputs); codes of such a view have the rows of the kernel."""
+    weight = torch.randn(64, 48, generator=torch.Generator().manual_seed(0)).t()
+    made, x = int4_quantized(weight, 32), torch.eye(64)
+    torch.testing.assert_close(linear(x, made).t(), made.dequantized())
+    assert torch.equal(made.codes, int4_quantized(weight.contiguous(), 32).codes)
+
+
+def test_layer_without_outputs_has_none() -> None:
+    assert linear(torch.ones(2, 64), int4_quantized(torch.empty(0, 64), 32)).shape == (2, 0)
+
+
+@pytest.mark.parametrize("isa", ["", "scalar"])
+def test_errors_stay_below_those_of_products_before_their_steps(isa: str) -> None:
+    """One number of x is far greater than the others, and its weight is zero."""
+    made = int4_quantized(torch.randn(16, 512, generator=torch.Generator().manual_seed(1)), 128)
+    x = torch.randn(4, 512, generator=torch.Generator().manual_seed(2))
+    x[:, ::128] *= 1000
+    codes = torch.stack((made.codes >> 4, made.codes & 15), -1).flatten(1).double()
+    low, step = made.groups.double().repeat_interleave(128, dim=1).unbind(-1)
+    size = x.double().abs() @ (codes * step + low.abs()).t()
+    exact = x.double() @ made.dequantized().double().t()
+    assert ((linear(x, made, isa=isa) - exact).abs() / size).max() < 1e-6
