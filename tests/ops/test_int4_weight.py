@@ -108,7 +108,7 @@ def test_layer_without_outputs_has_none() -> None:
 
 @pytest.mark.parametrize("isa", ["", "scalar"])
 def test_errors_stay_below_those_of_products_before_their_steps(isa: str) -> None:
-    """One number of x is far greater than the others, and its weight is zero."""
+    """Also where one number of x in each group is far greater than the others."""
     made = int4_quantized(torch.randn(16, 512, generator=torch.Generator().manual_seed(1)), 128)
     x = torch.randn(4, 512, generator=torch.Generator().manual_seed(2))
     x[:, ::128] *= 1000
