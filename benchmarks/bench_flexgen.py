@@ -25,6 +25,7 @@ import argparse
 import contextlib
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -278,7 +279,8 @@ def equal_share(expected: Any, ours: Any, prompt_len: int) -> float:
     return float(before.sum() / compared)
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, of the command line where no arguments are given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rows", type=int, default=ROWS)
@@ -289,7 +291,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
     add_options(parser)
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def main() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,15 @@ from cxl_offload.integrations.flexgen import OptShape
 from cxl_offload.integrations.flexgen.shares import home_shares, realised_kv
 
 TINY = OptShape(layers=2, hidden=128, heads=2, positions=64)
-SETTINGS: dict[str, Any] = {
-    "grid": False,
-    "rounds": 1,
-    "rows": 2,
-    "prompt_len": 8,
-    "gen_len": 4,
-    "cpu_linear": "half",
-}
+FEW = (
+    f"--rounds 1 --rows 2 --prompt-len 8 --gen-len 4 --cpu-linear half --layers {TINY.layers}"
+).split()
 ALONE = "attention on the CPU"
 
 
 def _measure(monkeypatch: pytest.MonkeyPatch, folder: Path, case: str) -> dict[str, Any]:
     monkeypatch.setattr(bench_flexgen, "SHAPE", TINY)
-    options = argparse.Namespace(**SETTINGS, cases=[case])
+    options = bench_flexgen.parse([*FEW, "--cases", case])
     (result,) = bench_flexgen.measure(options, folder, Conditions())
     return result
 
@@ -55,7 +49,7 @@ def test_stock_process_that_fails_is_an_error_and_no_hang(tmp_path: Path) -> Non
 
 
 def test_every_case_of_the_grid_can_be_laid_out(tmp_path: Path) -> None:
-    options = argparse.Namespace(**SETTINGS | {"grid": True}, cases=list(bench_flexgen.CASES))
+    options = bench_flexgen.parse([*FEW, "--grid"])
     made = bench_flexgen.requests(tmp_path, options)
     halves = [name for name in made if name.startswith("half of weights and KV")]
     assert {name.rpartition(", ")[2].partition(" x ")[0] for name in halves} == {"4", "8", "32"}
