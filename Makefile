@@ -65,11 +65,10 @@ sdist: $(STAMP)
 # In as many processes as there are CPUs, and at most TEST_PROCESSES: each loads torch for itself.
 # The tests of a file stay in one process, because they share what is slow to make; tests/conftest.py
 # says in which order, so that no long file begins last. Bytecode is kept also where the environment
-# says otherwise: a process would compile all that it imports, and tests start hundreds. Threads of
-# torch that wait sleep, since the other processes want their core.
+# says otherwise: a process would compile all that it imports, and tests start hundreds.
 TEST_PROCESSES ?= 4
 BESIDE = -n auto --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests $(BESIDE)
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests $(BESIDE)
 test: $(STAMP)
 	$(PYTEST) -m "not slow"
 

@@ -120,6 +120,10 @@ ASKED: dict[str, tuple[Asked, ...]] = {
         Asked("all-bf16", _DEEPSPEED, 1.5, fastest=True),
         Asked("fp32", f"{_DEEPSPEED}|torch AdamW fused", 0.99, fastest=True),
     ),
+    "shared_cpus": (
+        Asked(".*", "spinning", 0.98),
+        Asked(".*, beside a neighbour", "spinning", 1.0),
+    ),
     "states": (
         Asked("8 bit", "memory's bound", 0.85),
         Asked("8 bit", "DeepSpeedCPUAdam, fp32(, huge pages)?", 1.4),

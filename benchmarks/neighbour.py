@@ -32,6 +32,8 @@ PIECE_BYTES = 4 << 20
 QUIET, BESIDE = "quiet", "beside a neighbour"
 WORK, REST = b"w", b"r"
 _ENDS_S = 5.0
+_SETTLES_S = 0.6
+"""After the work: for longer than threads of `share_cpus()` sleep when nobody wants their CPUs."""
 
 BAR_RATIO, BAR_FALLS = 0.98, 0.95
 
@@ -99,6 +101,7 @@ class Neighbour:
         self._ask(WORK)
         yield  # an exception ends the whole process, not only its work
         done = self._ask(REST)
+        time.sleep(_SETTLES_S)
         self.seconds += done["seconds"]
         self.cpu_seconds += done["cpu_seconds"]
         self.bytes_copied += done["bytes"]

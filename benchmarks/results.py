@@ -193,6 +193,12 @@ def _large_checkpoint(document: Document) -> Iterator[Row]:
     yield _row("large_checkpoint", case, "the placement's bound", [1 / found["peak_over_placed"]])
 
 
+def _shared_cpus(document: Document) -> Iterator[Row]:
+    """Sleeping at once is no way that a user has: how it compares stays in the benchmark's own."""
+    for found in document["results"]:
+        yield _row("shared_cpus", found["case"], "spinning", found["over_spinning"]["share_cpus()"])
+
+
 READERS: dict[str, Callable[[Document], Iterator[Row]]] = {
     "flexgen": _flexgen,
     "transformers": _transformers,
@@ -207,6 +213,7 @@ READERS: dict[str, Callable[[Document], Iterator[Row]]] = {
     "large_checkpoint": _large_checkpoint,
     "prediction": _prediction,
     "plan": _plan,
+    "shared_cpus": _shared_cpus,
 }
 """Benchmark to the reader of its JSON."""
 

@@ -88,6 +88,7 @@ BENCHMARKS = (
     Benchmark("copy", quick=("--largest", "256MiB")),
     Benchmark("load", quick=("--gib", "1", "--rounds", "3")),
     Benchmark("large_checkpoint", quick=("--small",), module="large_checkpoint"),
+    Benchmark("shared_cpus", quick=("--rounds", "3")),
     Benchmark("prediction", quick=("--quick",)),
     Benchmark("plan", ("--measured",), ("--quick",)),
     Benchmark("vllm_kv", quick=("--rounds", "2", "--restarts", "1"), environment=VLLM_ENVIRONMENT),

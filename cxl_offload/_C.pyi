@@ -531,6 +531,18 @@ class WorkerTeam:
     def groups(self) -> list[tuple[int, int, list[int]]]: ...
 
 @final
+class SharedCpus:
+    def __init__(self) -> None: ...
+    @property
+    def sleeping_seconds(self) -> float: ...
+
+@final
+class SleepingWaits:
+    def __init__(self) -> None: ...
+
+def can_sleep_in_openmp() -> bool: ...
+
+@final
 class Update:
     def __init__(
         self,

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from cxl_offload.ops.attention import decode_attention as decode_attention
     from cxl_offload.ops.lion import CPULion as CPULion
     from cxl_offload.ops.offload import offload_optimizer as offload_optimizer
+    from cxl_offload.ops.shared_cpus import share_cpus as share_cpus
     from cxl_offload.tensor import empty as empty
     from cxl_offload.tensor import empty_like as empty_like
     from cxl_offload.tensor import from_tensor as from_tensor

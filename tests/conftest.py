@@ -40,6 +40,10 @@ for _each, _default in (
     if signal.getsignal(_each) is signal.SIG_IGN:
         signal.signal(_each, _default)
 
+# OpenMP's waiting threads sleep, since the processes that share the tests want their cores; and no
+# report says that other programs did. Before anything loads torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # What takes SIGBUS by itself would keep it for all tests after it. A test that wants it says so.
 os.environ["CXL_OFFLOAD_SURVIVE_MEMORY_ERRORS"] = "0"
 

@@ -3,6 +3,8 @@
 
 #include "bindings/bind.h"
 #include "bindings/lost.h"
+#include "kernels/openmp.h"
+#include "kernels/shared_cpus.h"
 #include "kernels/update.h"
 #include "kernels/update_check.h"
 #include "probe/update_traffic.h"
@@ -86,6 +88,18 @@ void bind_team(py::module_& module) {
       });
 }
 
+void bind_shared_cpus(py::module_& module) {
+  py::class_<kernels::SharedCpus, std::unique_ptr<kernels::SharedCpus, WithoutGil>>(module,
+                                                                                    "SharedCpus")
+      .def(py::init())
+      .def_property_readonly("sleeping_seconds", &kernels::SharedCpus::sleeping_seconds);
+  py::class_<kernels::SleepingWaits, std::unique_ptr<kernels::SleepingWaits, WithoutGil>>(
+      module, "SleepingWaits")
+      .def(py::init());
+  module.def("can_sleep_in_openmp", &kernels::can_sleep_in_openmp,
+             "Whether the two do anything; see kernels/openmp.h.");
+}
+
 // `copy` is only written. After that a part of it may be lost too.
 void refuse_lost(const std::vector<kernels::Update>& updates, bool is_done) {
   check_memory([&](LostParts& lost) {
@@ -146,6 +160,7 @@ void bind_kernels(py::module_& module) {
   bind_rules(module);
   bind_team(module);
   bind_updates(module);
+  bind_shared_cpus(module);
   module.attr("STATE_BLOCK") = kernels::kCodedElements;
   module.def(
       "update_traffic",

@@ -2,9 +2,16 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <future>
+#include <latch>
+#include <thread>
+#include <vector>
 
 #include "core/fork_guard.h"
+#include "core/threads.h"
 
 namespace cxl_offload::kernels {
 namespace {
@@ -25,10 +32,46 @@ Function* loaded(const char* name, std::atomic<Function*>& known) {
 
 std::atomic<Parallel*> parallel{nullptr};
 std::atomic<MaxThreads*> max_threads{nullptr};
+std::atomic<MaxThreads*> processors{nullptr};
 // Set when this library is loaded. If the process was forked before, OpenMP may still count the
 // threads of the parent and wait for them for ever.
 const ForkGuard guard;
 const bool loaded_in_child = is_forked_process();
+
+// The library that a function is in; null for null.
+const void* library_of(void* function) {
+  Dl_info found{};
+  return function != nullptr && dladdr(function, &found) != 0 ? found.dli_fbase : nullptr;
+}
+
+// LLVM's and Intel's libraries have GNU's entry points, but not its way to wait.
+bool is_gnu() {
+  const void* const gnu = library_of(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+  return gnu != nullptr && gnu != library_of(dlsym(RTLD_DEFAULT, "__kmpc_fork_call"));
+}
+
+// Zero where OpenMP is not there.
+size_t cpus_of_openmp() {
+  MaxThreads* const count = loaded("omp_get_num_procs", processors);
+  return count == nullptr ? 0 : static_cast<size_t>(std::max(count(), 0));
+}
+
+// GNU's OpenMP ends the process where it cannot make a thread. So as many are made before, all at
+// once; throws SystemError where that fails.
+void check_that_threads_can_be_made(size_t count) {
+  std::promise<void> all_made;
+  const std::shared_future<void> end(all_made.get_future());
+  std::vector<std::jthread> threads;
+  try {
+    while (threads.size() < count) {
+      threads.push_back(start_thread("let OpenMP's threads sleep", [end] { end.wait(); }));
+    }
+  } catch (...) {
+    all_made.set_value();
+    throw;
+  }
+  all_made.set_value();
+}
 
 }  // namespace
 
@@ -42,5 +85,43 @@ bool run_on_openmp(size_t threads, const std::function<void()>& job) {
       const_cast<std::function<void()>*>(&job), static_cast<unsigned>(threads), 0);
   return true;
 }
+
+bool can_sleep_in_openmp() {
+  return !loaded_in_child && !guard.in_child() && std::getenv("OMP_WAIT_POLICY") == nullptr &&
+         std::getenv("GOMP_SPINCOUNT") == nullptr && is_gnu() && cpus_of_openmp() > 1;
+}
+
+// OpenMP's threads belong to the thread that uses them, and end with it.
+class SleepingWaits::Team {
+ public:
+  explicit Team(unsigned count)
+      : owner_(start_thread("let OpenMP's threads sleep", [this, count] { hold(count); })) {
+    made_.wait();
+  }
+
+  ~Team() { end_.count_down(); }
+
+ private:
+  void hold(unsigned count) {
+    loaded("GOMP_parallel", parallel)([](void*) {}, nullptr, count, 0);
+    made_.count_down();
+    end_.wait();
+  }
+
+  std::latch made_{1};
+  std::latch end_{1};
+  std::jthread owner_;  // last: it uses the others
+};
+
+SleepingWaits::SleepingWaits() {
+  if (!can_sleep_in_openmp()) return;
+  // Its owner is a thread of the team: with any thread that uses OpenMP, they are more than the
+  // CPUs.
+  const size_t idle = cpus_of_openmp();
+  check_that_threads_can_be_made(idle + 1);
+  team_ = std::make_unique<Team>(static_cast<unsigned>(idle + 1));
+}
+
+SleepingWaits::~SleepingWaits() = default;
 
 }  // namespace cxl_offload::kernels

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 
 namespace cxl_offload::kernels {
 
@@ -19,6 +20,27 @@ namespace cxl_offload::kernels {
 // know whether there were any, so it returns false too. Inside of a parallel region of OpenMP the
 // caller alone may run the job. The job must not throw.
 bool run_on_openmp(size_t threads, const std::function<void()>& job);
+
+// Whether SleepingWaits does anything: OpenMP is GNU's, and the environment leaves to it how
+// threads wait (neither OMP_WAIT_POLICY nor GOMP_SPINCOUNT is set).
+bool can_sleep_in_openmp();
+
+// While it lives, threads of OpenMP that wait look 100 times before they sleep, in all regions of
+// the process, instead of 300,000 times. That is what GNU's OpenMP does where it has more threads
+// than CPUs (its manual, GOMP_SPINCOUNT), so this holds a team that does nothing.
+class SleepingWaits {
+ public:
+  // Does nothing unless can_sleep_in_openmp(). Throws SystemError where the idle threads cannot be
+  // made, one for every CPU; then it has changed nothing.
+  SleepingWaits();
+  ~SleepingWaits();
+  SleepingWaits(const SleepingWaits&) = delete;
+  SleepingWaits& operator=(const SleepingWaits&) = delete;
+
+ private:
+  class Team;
+  std::unique_ptr<Team> team_;
+};
 
 }  // namespace cxl_offload::kernels
 

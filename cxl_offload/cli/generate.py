@@ -263,6 +263,7 @@ def generate(
     if report is None:
         return
     beside = beside_plan(report, planned, model=model, on=report.accelerator)
+    beside += [f"Note: {each}" for each in report.speed_notes]
     timeline = replayed(report, simulated)
     writes: list[Callable[[], object]] = []
     if trace is not None:

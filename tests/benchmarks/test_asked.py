@@ -203,6 +203,9 @@ def test_every_bar_fits_a_row_of_the_last_run_or_of_the_peers_that_it_lacked() -
     rows += rows_of("zero_offload", zero({OURS: 1.0}) | falls)
     large = {"options": {"gib": "8.0"}, "near_limit_bytes": 6 << 30}
     rows += rows_of("large_checkpoint", large | {"ours": {"peak_over_placed": 1.0}})
+    cases = ("generate()", "generate(), beside a neighbour")
+    shared = [{"case": case, "over_spinning": {"share_cpus()": RATIO}} for case in cases]
+    rows += rows_of("shared_cpus", {"results": shared})
     for benchmark, bars_asked in ASKED.items():
         of_it = [row for row in rows if row.benchmark == benchmark]
         for each in bars_asked:

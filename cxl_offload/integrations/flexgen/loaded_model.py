@@ -43,6 +43,7 @@ from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import MemorySource, TierStore
 from cxl_offload.objects.load_parts import LoadClock
 from cxl_offload.objects.placement_rows import placement_rows
+from cxl_offload.ops.shared_cpus import share_cpus
 from cxl_offload.ops.threads import threads_by_default
 from cxl_offload.profile.schedule import Progress
 from cxl_offload.renamed import renamed_keywords
@@ -183,6 +184,7 @@ class LoadedModel:
         threads = planned_threads(request.plan, self.session)
         self._open.enter_context(threads_by_default(threads.counts))
         self._thread_notes = threads.notes
+        self._open.enter_context(share_cpus())
         placer = WeightPlacer(layout.homes.cuts)
         self._open.enter_context(
             flexgen_globals(
@@ -267,7 +269,7 @@ class LoadedModel:
             self._recorder.start()
         model.token_begins = begins
         try:
-            with torch.no_grad():
+            with torch.no_grad(), share_cpus() as shared:
                 tokens = model.generate(
                     self.inputs,
                     max_new_tokens=request.gen_len,
@@ -280,10 +282,15 @@ class LoadedModel:
             model.token_begins = None
             trace = self._recorder.stop()
         self._tell("generate", computed, computed)
-        return self._report(tokens, trace, [float(cost) for cost in timers("generate").costs])
+        costs = [float(cost) for cost in timers("generate").costs]
+        return self._report(tokens, trace, costs, shared.notes())
 
     def _report(
-        self, tokens: np.ndarray[Any, np.dtype[np.int32]], trace: Trace, costs: list[float]
+        self,
+        tokens: np.ndarray[Any, np.dtype[np.int32]],
+        trace: Trace,
+        costs: list[float],
+        notes: tuple[str, ...],
     ) -> FlexGenReport:
         request = self.request
         rows, prompt_len = self.inputs.shape
@@ -310,7 +317,7 @@ class LoadedModel:
             placement=placement_rows(self.store.use(), self.layout.parts, self.machine),
             outside=self.layout.outside,
             trace=trace,
-            notes=(*self.layout.notes, *self._tokenizer_notes(), *self._thread_notes),
+            notes=(*self.layout.notes, *self._tokenizer_notes(), *self._thread_notes, *notes),
         )
 
     def _tokenizer_notes(self) -> tuple[str, ...]:

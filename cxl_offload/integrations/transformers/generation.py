@@ -46,6 +46,7 @@ from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.objects.load_parts import LoadClock
 from cxl_offload.objects.placement_rows import placement_rows
+from cxl_offload.ops.shared_cpus import SharedCpus, share_cpus
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.profile.schedule import Progress
 from cxl_offload.sim.trace import Trace
@@ -157,6 +158,8 @@ class GenerateReport(RunReport):
         By the plan, of a process alone; None: there was none.
     placement_notes
         Where a place differs from its policy, and why, by kind.
+    speed_notes
+        What else has to be known of its speed.
     ranks
         Processes that divided the run; bytes and calls are of all of them.
     prefixes
@@ -171,6 +174,7 @@ class GenerateReport(RunReport):
     calls: AttentionCalls
     predicted_tokens_per_s: float | None = None
     placement_notes: tuple[str, ...] = ()
+    speed_notes: tuple[str, ...] = ()
     ranks: int = 1
     prefixes: PrefixCounts | None = None
     accelerator: str | None = None
@@ -183,6 +187,7 @@ class GenerateReport(RunReport):
             "ranks": self.ranks,
             "accelerator": self.accelerator,
             "placement_notes": list(self.placement_notes),
+            "speed_notes": list(self.speed_notes),
             "predicted": {"tokens_per_s": self.predicted_tokens_per_s},
             "attention": {
                 "kernel": self.calls.kernel,
@@ -245,10 +250,10 @@ def run(
         if request.warmup:
             given.answered_by(ready.model, 1)
             done.calls.forget()
-        with recorder.following(ready.model, wanted=request.record):
+        with recorder.following(ready.model, wanted=request.record), share_cpus() as shared:
             clock.start()
             tokens = given.answered_by(ready.model, request.gen_len, clock)
-    report = _report(request, session, ready, tokens.cpu(), clock.times, done.calls)
+    report = _report(request, session, ready, tokens.cpu(), clock.times, done.calls, shared)
     notes = (*report.placement_notes, *threads.notes)
     report = replace(report, prefixes=done.prefixes, placement_notes=notes, trace=recorder.trace)
     return report_of_all(report, part, ready.tokenizer.pad_token_id or 0)
@@ -327,6 +332,7 @@ def _report(
     tokens: torch.Tensor,
     times: Sequence[float],
     calls: AttentionCalls,
+    shared: SharedCpus,
 ) -> GenerateReport:
     prompt_len = ready.inputs["input_ids"].shape[1]
     new, store = tokens[:, prompt_len:], ready.store
@@ -348,6 +354,7 @@ def _report(
             *(() if ready.kv_there is None else (ready.kv_there.row(),)),
         ),
         placement_notes=store.notes(),
+        speed_notes=shared.notes(),
         calls=calls,
         accelerator=None if ready.device is None else str(ready.device),
         predicted_tokens_per_s=None if request.plan is None else request.plan.tokens_per_s,

@@ -210,6 +210,7 @@ def report_of_all(mine: GenerateReport, part: RankPart, fill: int) -> GenerateRe
         decode_seconds=max(each.decode_seconds for each in reports),
         placement=joined_placement([each.placement for each in reports]),
         placement_notes=tuple(dict.fromkeys(n for each in reports for n in each.placement_notes)),
+        speed_notes=next((each.speed_notes for each in reports if each.speed_notes), ()),
         calls=joined_calls([each.calls for each in reports]),
         predicted_tokens_per_s=None,
     )

@@ -59,6 +59,7 @@ from cxl_offload.integrations.undisturbed import undisturbed
 from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import MemorySource, TierStore
 from cxl_offload.objects.placement_rows import PlacementRow, placement_rows
+from cxl_offload.ops.shared_cpus import share_cpus
 from cxl_offload.renamed import renamed_keywords
 from cxl_offload.tune import Signal
 
@@ -290,10 +291,8 @@ class Offloaded:
         source = self.store.source
         session = source.session if isinstance(source, MemorySource) else current_session()
         on_device = self._kv.accelerator
-        return (
-            *placement_rows(self.store.use(), self.store.parts, session.machine),
-            *(() if on_device is None else (on_device.row(),)),
-        )
+        rows = placement_rows(self.store.use(), self.store.parts, session.machine)
+        return rows if on_device is None else (*rows, on_device.row())
 
     @property
     def calls(self) -> AttentionCalls:
@@ -342,6 +341,7 @@ class Offloaded:
                 self._before_every_step(stack, cache_giver(self._kv))
                 tell_room(self.model, self._kv, stack)
             take_generate(self.model, stack)
+            stack.enter_context(share_cpus())
             if self._tuning is not None:
                 self.tuned = stack.enter_context(self._tuning.following(self.model))
             self._make_copies_plain(copies, stack)

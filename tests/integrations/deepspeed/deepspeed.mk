@@ -10,5 +10,5 @@ $(VENV)/.deepspeed: requirements-deepspeed.txt $(VENV)/.installed
 
 test-deepspeed: $(STAMP) $(VENV)/.deepspeed
 	PATH="$(abspath $(BIN)):$$PATH" TORCH_EXTENSIONS_DIR="$(abspath build/torch_extensions)" \
-	    OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/integrations/deepspeed \
+	    $(BIN)/python -m pytest tests/integrations/deepspeed \
 	    tests/integrations/test_run_deepspeed.py $(BESIDE) --durations=5

@@ -85,6 +85,7 @@ def test_two_engines_keep_policies_of_their_own(runs: dict[str, Any]) -> None:
     assert run["second_after_first_is_destroyed"] == run["second"]
     assert run["losses"][0] == run["losses"][1]  # same model, same data
     assert run["losses"][2] == run["losses"][3]
+    assert run["watched"] == [True, True, False]
 
 
 def test_engine_is_placed_by_one_only(runs: dict[str, Any]) -> None:

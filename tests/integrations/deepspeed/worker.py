@@ -29,6 +29,7 @@ from cxl_offload import Session, load_machine, placement_of, use
 from cxl_offload.integrations.deepspeed import attach, placing
 from cxl_offload.integrations.deepspeed.phases import PhasedEngine
 from cxl_offload.memory import current_session
+from cxl_offload.ops import shared_cpus
 from cxl_offload.ops.adam import CPUAdam
 from cxl_offload.topology.links import Gpu
 from cxl_offload.tune import decisions
@@ -160,6 +161,11 @@ def checkpoint_bytes(folder: Path) -> int:
     return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
 
 
+def watches_cpus() -> bool:
+    """Whether waiting threads would sleep where other programs want the CPUs."""
+    return shared_cpus._known is not None and shared_cpus._known() is not None
+
+
 def two_engines(job: dict[str, Any]) -> dict[str, Any]:
     """Of different policies, training in turns; and a request of nobody, in a block and after."""
     first, one = start(job | {"policy": "cxl"})
@@ -180,11 +186,14 @@ def two_engines(job: dict[str, Any]) -> dict[str, Any]:
         "kept": bool((inside == 1).all()) and like.dtype is torch.int8 and empty.shape == (64, 64),
         "outside": placement_of(outside).requested,
     }
+    result["watched"] = [watches_cpus()]
     first.destroy()
+    result["watched"] += [watches_cpus()]
     result["second_after_first_is_destroyed"] = pages(second.optimizer)
     one.release()  # a second time: nothing is left to release
     second.destroy()
     other.remove()
+    result["watched"] += [watches_cpus()]
     get_accelerator().unpin_memory(inside)
     result["unpinned"] = inside.numel()
     return result

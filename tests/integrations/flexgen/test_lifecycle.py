@@ -21,6 +21,9 @@ from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, run
 from cxl_offload.integrations.flexgen.devices import TierDisk
 from cxl_offload.integrations.flexgen.lm import TieredOptLM
 from cxl_offload.memory import Session
+from cxl_offload.ops import shared_cpus
+
+from ..always_shared import always_shared
 
 FOUR = {
     "percent": (25, 50, 25, 50, 0, 100),
@@ -55,6 +58,14 @@ def test_run_leaves_nothing(request_tiny: FlexGenRun, session: Session, offload_
 
     _assert_nothing_left(session, before, offload_dir)
     assert session.stats().asked_bytes.total > 0
+
+
+def test_report_says_that_other_programs_wanted_the_cpus(
+    request_tiny: FlexGenRun, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_cpus, "_watch", always_shared)
+    (note,) = run(request_tiny, session=session).notes
+    assert note.startswith("other programs wanted this one's CPUs for")
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])

@@ -8,6 +8,6 @@ $(VENV)/.ecosystem: requirements-ecosystem.txt $(VENV)/.installed
 	touch $@
 
 test-ecosystem: $(STAMP) $(VENV)/.ecosystem
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(addprefix tests/integrations/transformers/,test_ecosystem.py \
+	$(BIN)/python -m pytest $(addprefix tests/integrations/transformers/,test_ecosystem.py \
 	    test_quantized.py test_bitsandbytes.py test_int4_checkpoints.py) \
 	    tests/ops/test_states_8bit_loading.py --durations=5

@@ -13,12 +13,14 @@ from transformers import PreTrainedModel
 from cxl_offload.integrations.transformers import offload
 from cxl_offload.integrations.transformers.run_trace import RunTrace
 from cxl_offload.memory import Session
+from cxl_offload.ops import shared_cpus
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
 from cxl_offload.plan.decoding.trace import cpu_engines
 from cxl_offload.sim import replay
 from cxl_offload.sim.trace import Trace
 from cxl_offload.topology import load_machine
 
+from ..always_shared import always_shared
 from .commands import command, run
 from .models import generate, make
 
@@ -133,3 +135,19 @@ def test_command_line_replays_on_simulated_nodes_and_saves_the_trace(
         assert "Timeline of the first steps of decode" in page.read_text()
         assert "Speed (simulated: the bytes of this run replayed" in capsys.readouterr().out
     assert found["ldram"] > found["cxl"]
+
+
+def test_command_line_says_that_other_programs_wanted_the_cpus(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_cpus, "_watch", always_shared)
+    file, page = tmp_path / "run.json", tmp_path / "run.html"
+    asked = ("--place", "kv=ldram", "--gen-len", "2", "--output", str(file), "--report", str(page))
+    assert run(command(folder, *asked)) == 0
+    (note,) = json.loads(file.read_text())["speed_notes"]
+    assert note.startswith("other programs wanted this one's CPUs for")
+    assert note in " ".join(capsys.readouterr().out.split())
+    assert "other programs wanted this one" in page.read_text()

@@ -18,4 +18,4 @@ $(VLLM_VENV)/.built: $(VLLM_VENV)/.installed $(SOURCES)
 	touch $@
 
 test-vllm: $(VLLM_VENV)/.built
-	OMP_WAIT_POLICY=passive $(VLLM_BIN)/python -m pytest $(BESIDE) --durations=10 $(or $(TESTS),tests/integrations/vllm)
+	$(VLLM_BIN)/python -m pytest $(BESIDE) --durations=10 $(or $(TESTS),tests/integrations/vllm)

@@ -1,0 +1,139 @@
+#include "kernels/shared_cpus.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include "core/error.h"
+#include "core/fork_guard.h"
+#include "core/threads.h"
+#include "kernels/openmp.h"
+#include "os/run_delays.h"
+
+namespace cxl_offload::kernels {
+namespace {
+
+// Parts of a look. Beside a busy program a spinning thread has no CPU for half of the time; without
+// one, for less than a tenth.
+constexpr double kBusy = 0.2;
+constexpr double kQuiet = 0.1;
+// Twice as long after each time that spinning was a mistake, up to the longest.
+constexpr double kShortestQuietSeconds = 0.5;
+constexpr double kLongestQuietSeconds = 16;
+
+// Between two looks: so long, or longer where a look at very many threads would take more than a
+// hundredth of a CPU.
+constexpr std::chrono::milliseconds kLook{50};
+constexpr int kLeastIdle = 100;
+
+// A thread that sleeps wakes up within this on an idle CPU, also one of a virtual machine, which
+// the hypervisor has to wake too (60 to 180 us measured). A time slice of another is some ms.
+constexpr uint64_t kWakeUpNs = 200'000;
+
+}  // namespace
+
+bool SharingJudge::judge(double waited, double now) {
+  if (sleep_) {
+    if (waited >= kQuiet) busy_at_ = now;
+    if (now - busy_at_ >= quiet_for_) {
+      sleep_ = false;
+      spins_since_ = now;
+    }
+    was_busy_ = false;
+    return sleep_;
+  }
+  const bool is_busy = waited >= kBusy;
+  if (is_busy && was_busy_) {  // twice in a row: not a program that needed a moment
+    const bool was_a_mistake = now - spins_since_ < quiet_for_;
+    quiet_for_ =
+        was_a_mistake ? std::min(2 * quiet_for_, kLongestQuietSeconds) : kShortestQuietSeconds;
+    sleep_ = true;
+    busy_at_ = now;
+  }
+  was_busy_ = is_busy;
+  return sleep_;
+}
+
+class SharedCpus::Watch {
+ public:
+  Watch()
+      : thread_(start_thread("see whether other programs want the CPUs",
+                             [this](const std::stop_token& stop) { watch(stop); })) {}
+
+  // A forked child does not have the thread, and does not wait for it.
+  bool in_child() const { return guard_.in_child(); }
+
+  double sleeping_seconds() const {
+    return static_cast<double>(slept_ns_.load(std::memory_order_relaxed)) * 1e-9;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void watch(const std::stop_token& stop) {
+    std::unique_ptr<SleepingWaits> sleeping;
+    SharingJudge judge;
+    os::RunDelays before = os::read_run_delays();
+    if (before.empty()) return;  // the kernel does not count
+    Clock::time_point at = Clock::now();
+    std::unique_lock lock(mutex_);
+    Clock::duration pause = kLook;
+    while (!wake_.wait_for(lock, stop, pause, [] { return false; }) && !stop.stop_requested()) {
+      const Clock::time_point began = Clock::now();
+      os::RunDelays after = os::read_run_delays();
+      const Clock::time_point now = Clock::now();
+      pause = std::max<Clock::duration>(kLook, kLeastIdle * (now - began));
+      if (sleeping) slept_ns_ += static_cast<uint64_t>((now - at).count());
+      const double seconds = std::chrono::duration<double>(now - at).count();
+      const double waited =
+          1e-9 * static_cast<double>(os::longest_wait(before, after, kWakeUpNs)) / seconds;
+      const bool sleep =
+          judge.judge(waited, std::chrono::duration<double>(now.time_since_epoch()).count());
+      if (sleep != (sleeping != nullptr) && !change(sleeping, sleep)) return;
+      before = std::move(after);
+      at = now;
+    }
+  }
+
+  // Returns false where the idle threads cannot be made: then all spin, as without this object.
+  static bool change(std::unique_ptr<SleepingWaits>& sleeping, bool sleep) {
+    try {
+      sleeping.reset();
+      if (sleep) sleeping = std::make_unique<SleepingWaits>();
+      return true;
+    } catch (const SystemError&) {
+      return false;
+    }
+  }
+
+  const ForkGuard guard_;
+  std::atomic<uint64_t> slept_ns_ = 0;
+  std::mutex mutex_;
+  std::condition_variable_any wake_;
+  std::jthread thread_;  // last: it uses the others
+};
+
+SharedCpus::SharedCpus() {
+  if (!can_sleep_in_openmp()) return;
+  try {
+    watch_ = std::make_unique<Watch>();
+  } catch (const SystemError&) {
+    // Threads spin, as without this object.
+  }
+}
+
+SharedCpus::~SharedCpus() {
+  if (watch_ != nullptr && watch_->in_child()) static_cast<void>(watch_.release());
+}
+
+double SharedCpus::sleeping_seconds() const {
+  return watch_ == nullptr ? 0 : watch_->sleeping_seconds();
+}
+
+}  // namespace cxl_offload::kernels
