@@ -14,6 +14,10 @@ namespace cxl_offload::bindings {
 
 // Releases Python's lock for as long as it lives.
 //
+// What makes threads does so too: meanwhile the kernel may give a signal to another thread of the
+// process, and Python looks for such signals when it takes its lock (before, Ctrl-C waited until
+// something else made it look).
+//
 // When a daemon thread wants the lock back while the interpreter ends, Python ends that thread with
 // pthread_exit. If this unwinds a destructor, C++ ends the process. So such a thread waits for ever
 // instead, as in Python 3.14, and the process ends without it.

@@ -91,11 +91,11 @@ void bind_team(py::module_& module) {
 void bind_shared_cpus(py::module_& module) {
   py::class_<kernels::SharedCpus, std::unique_ptr<kernels::SharedCpus, WithoutGil>>(module,
                                                                                     "SharedCpus")
-      .def(py::init())
+      .def(py::init(), py::call_guard<Unlocked>())
       .def_property_readonly("sleeping_seconds", &kernels::SharedCpus::sleeping_seconds);
   py::class_<kernels::SleepingWaits, std::unique_ptr<kernels::SleepingWaits, WithoutGil>>(
       module, "SleepingWaits")
-      .def(py::init());
+      .def(py::init(), py::call_guard<Unlocked>());
   module.def("can_sleep_in_openmp", &kernels::can_sleep_in_openmp,
              "Whether the two do anything; see kernels/openmp.h.");
 }

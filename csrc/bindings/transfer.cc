@@ -200,7 +200,7 @@ void bind_host_copy(py::module_& module) {
                 new HostCopier(cpus, rules_of(rules), isa.empty() ? best_isa() : parse_isa(isa)),
                 WithoutGil());
           }),
-          py::arg("helper_cpus"), py::arg("rules"), py::arg("isa") = "")
+          py::arg("helper_cpus"), py::arg("rules"), py::arg("isa") = "", py::call_guard<Unlocked>())
       .def_static(
           "default_rules",
           [](size_t threads) { return rows_of(HostCopier::default_rules(threads)); },

@@ -1,4 +1,5 @@
-// Makes threads that are always joined, and throws a plain error where one cannot be made.
+// Makes threads that are always joined and are given no signals from outside, and throws a plain
+// error where one cannot be made.
 #ifndef CXL_OFFLOAD_CORE_THREADS_H_
 #define CXL_OFFLOAD_CORE_THREADS_H_
 
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/signals.h"
 
 namespace cxl_offload {
 
@@ -15,6 +17,7 @@ namespace cxl_offload {
 // a std::jthread, which is joined even when making the next thread fails.
 template <typename Work>
 std::jthread start_thread(const std::string& what, Work&& work) {
+  const NoSignals here;
   try {
     return std::jthread(std::forward<Work>(work));
   } catch (const std::system_error& refused) {

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <future>
 #include <latch>
 #include <thread>
 #include <vector>
 
+#include "core/error.h"
 #include "core/fork_guard.h"
 #include "core/threads.h"
 
@@ -30,13 +32,20 @@ Function* loaded(const char* name, std::atomic<Function*>& known) {
   return found;
 }
 
+constexpr size_t kSpareThreads = 32;
+
 std::atomic<Parallel*> parallel{nullptr};
 std::atomic<MaxThreads*> max_threads{nullptr};
 std::atomic<MaxThreads*> processors{nullptr};
+std::atomic<MaxThreads*> team_threads{nullptr};
 // Set when this library is loaded. If the process was forked before, OpenMP may still count the
 // threads of the parent and wait for them for ever.
 const ForkGuard guard;
 const bool loaded_in_child = is_forked_process();
+
+// What says how threads wait, and what lets the idle threads take more memory than threads do.
+constexpr const char* kSaysOtherwise[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_STACKSIZE",
+                                          "GOMP_STACKSIZE"};
 
 // The library that a function is in; null for null.
 const void* library_of(void* function) {
@@ -57,13 +66,14 @@ size_t cpus_of_openmp() {
 }
 
 // GNU's OpenMP ends the process where it cannot make a thread. So as many are made before, all at
-// once; throws SystemError where that fails.
+// once, and kSpareThreads more, which other threads of the process may make in the meantime. Throws
+// SystemError where that fails.
 void check_that_threads_can_be_made(size_t count) {
   std::promise<void> all_made;
   const std::shared_future<void> end(all_made.get_future());
   std::vector<std::jthread> threads;
   try {
-    while (threads.size() < count) {
+    while (threads.size() < count + kSpareThreads) {
       threads.push_back(start_thread("let OpenMP's threads sleep", [end] { end.wait(); }));
     }
   } catch (...) {
@@ -87,8 +97,9 @@ bool run_on_openmp(size_t threads, const std::function<void()>& job) {
 }
 
 bool can_sleep_in_openmp() {
-  return !loaded_in_child && !guard.in_child() && std::getenv("OMP_WAIT_POLICY") == nullptr &&
-         std::getenv("GOMP_SPINCOUNT") == nullptr && is_gnu() && cpus_of_openmp() > 1;
+  if (loaded_in_child || guard.in_child() || !is_gnu() || cpus_of_openmp() < 2) return false;
+  return std::ranges::all_of(kSaysOtherwise,
+                             [](const char* name) { return std::getenv(name) == nullptr; });
 }
 
 // OpenMP's threads belong to the thread that uses them, and end with it.
@@ -101,13 +112,26 @@ class SleepingWaits::Team {
 
   ~Team() { end_.count_down(); }
 
+  // Whether OpenMP made as many as were asked for (OMP_THREAD_LIMIT, OMP_DYNAMIC).
+  bool is_whole() const { return whole_; }
+
  private:
   void hold(unsigned count) {
-    loaded("GOMP_parallel", parallel)([](void*) {}, nullptr, count, 0);
+    size_t found = 0;
+    loaded("GOMP_parallel", parallel)(&count_team, &found, count, 0);
+    whole_ = found == count;
     made_.count_down();
     end_.wait();
   }
 
+  // All of the team write the same, so that the order does not matter.
+  static void count_team(void* found) {
+    MaxThreads* const count = loaded("omp_get_num_threads", team_threads);
+    if (count == nullptr) return;
+    std::atomic_ref(*static_cast<size_t*>(found)).store(static_cast<size_t>(count()));
+  }
+
+  bool whole_ = false;
   std::latch made_{1};
   std::latch end_{1};
   std::jthread owner_;  // last: it uses the others
@@ -120,6 +144,12 @@ SleepingWaits::SleepingWaits() {
   const size_t idle = cpus_of_openmp();
   check_that_threads_can_be_made(idle + 1);
   team_ = std::make_unique<Team>(static_cast<unsigned>(idle + 1));
+  if (!team_->is_whole()) {
+    team_.reset();
+    throw SystemError(EAGAIN,
+                      "let OpenMP's threads sleep: it makes fewer threads than CPUs and "
+                      "one (OMP_THREAD_LIMIT, OMP_DYNAMIC)");
+  }
 }
 
 SleepingWaits::~SleepingWaits() = default;

@@ -21,8 +21,9 @@ namespace cxl_offload::kernels {
 // caller alone may run the job. The job must not throw.
 bool run_on_openmp(size_t threads, const std::function<void()>& job);
 
-// Whether SleepingWaits does anything: OpenMP is GNU's, and the environment leaves to it how
-// threads wait (neither OMP_WAIT_POLICY nor GOMP_SPINCOUNT is set).
+// Whether SleepingWaits does anything: OpenMP is GNU's, has several CPUs, and the environment says
+// neither how threads wait (OMP_WAIT_POLICY, GOMP_SPINCOUNT) nor how large their stacks are
+// (OMP_STACKSIZE, GOMP_STACKSIZE).
 bool can_sleep_in_openmp();
 
 // While it lives, threads of OpenMP that wait look 100 times before they sleep, in all regions of
@@ -31,7 +32,7 @@ bool can_sleep_in_openmp();
 class SleepingWaits {
  public:
   // Does nothing unless can_sleep_in_openmp(). Throws SystemError where the idle threads cannot be
-  // made, one for every CPU; then it has changed nothing.
+  // made, one for every CPU, or the process has no room for 32 more; then it has changed nothing.
   SleepingWaits();
   ~SleepingWaits();
   SleepingWaits(const SleepingWaits&) = delete;

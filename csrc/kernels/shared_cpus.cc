@@ -1,11 +1,11 @@
 #include "kernels/shared_cpus.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -70,7 +70,10 @@ class SharedCpus::Watch {
   bool in_child() const { return guard_.in_child(); }
 
   double sleeping_seconds() const {
-    return static_cast<double>(slept_ns_.load(std::memory_order_relaxed)) * 1e-9;
+    if (in_child()) return 0;  // the parent's thread may have held the lock
+    const std::lock_guard lock(slept_mutex_);
+    const Clock::duration now = asleep_since_ ? Clock::now() - *asleep_since_ : Clock::duration{};
+    return std::chrono::duration<double>(slept_ + now).count();
   }
 
  private:
@@ -89,7 +92,6 @@ class SharedCpus::Watch {
       os::RunDelays after = os::read_run_delays();
       const Clock::time_point now = Clock::now();
       pause = std::max<Clock::duration>(kLook, kLeastIdle * (now - began));
-      if (sleeping) slept_ns_ += static_cast<uint64_t>((now - at).count());
       const double seconds = std::chrono::duration<double>(now - at).count();
       const double waited =
           1e-9 * static_cast<double>(os::longest_wait(before, after, kWakeUpNs)) / seconds;
@@ -102,18 +104,23 @@ class SharedCpus::Watch {
   }
 
   // Returns false where the idle threads cannot be made: then all spin, as without this object.
-  static bool change(std::unique_ptr<SleepingWaits>& sleeping, bool sleep) {
+  bool change(std::unique_ptr<SleepingWaits>& sleeping, bool sleep) {
     try {
-      sleeping.reset();
-      if (sleep) sleeping = std::make_unique<SleepingWaits>();
-      return true;
+      sleeping = sleep ? std::make_unique<SleepingWaits>() : nullptr;
     } catch (const SystemError&) {
       return false;
     }
+    const std::lock_guard lock(slept_mutex_);
+    if (asleep_since_) slept_ += Clock::now() - *asleep_since_;
+    asleep_since_.reset();
+    if (sleep) asleep_since_ = Clock::now();
+    return true;
   }
 
   const ForkGuard guard_;
-  std::atomic<uint64_t> slept_ns_ = 0;
+  mutable std::mutex slept_mutex_;
+  Clock::duration slept_{};  // until threads spun again
+  std::optional<Clock::time_point> asleep_since_;
   std::mutex mutex_;
   std::condition_variable_any wake_;
   std::jthread thread_;  // last: it uses the others

@@ -13,6 +13,7 @@
 #include "core/cpus.h"
 #include "core/error.h"
 #include "core/fork_guard.h"
+#include "core/signals.h"
 #include "kernels/float_mode.h"
 #include "kernels/openmp.h"
 
@@ -94,6 +95,7 @@ class WorkerTeam::Crew {
     stop_ = false;
     size_t wanted = 0;
     try {
+      const NoSignals here;
       for (size_t group = 0; group < groups_.size(); ++group) {
         const size_t skipped = caller_works_ ? 1 : 0;
         for (size_t i = skipped; i < groups_[group].threads; ++i, ++wanted) {

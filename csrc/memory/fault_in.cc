@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/interrupt.h"
+#include "core/signals.h"
 
 namespace cxl_offload::memory {
 namespace {
@@ -96,6 +97,7 @@ void share_out(size_t count, size_t threads, const Work& work) {
   {
     std::vector<std::jthread> helpers;
     try {
+      const NoSignals here;
       for (size_t i = 1; i < std::min(threads, count); ++i) helpers.emplace_back(drain);
     } catch (const std::system_error&) {  // no more threads can be made: go on with those there are
     }

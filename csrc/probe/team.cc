@@ -11,6 +11,7 @@
 
 #include "core/cpus.h"
 #include "core/error.h"
+#include "core/signals.h"
 
 namespace cxl_offload::probe {
 namespace {
@@ -107,6 +108,7 @@ void run_team(const std::vector<int>& cpus,
   std::vector<std::thread> threads;
   threads.reserve(cpus.size());
   try {
+    const NoSignals here;
     for (size_t i = 0; i < cpus.size(); ++i) threads.emplace_back(run_one, i);
   } catch (const std::system_error& refused) {
     line.give_up(cpus.size() - threads.size());

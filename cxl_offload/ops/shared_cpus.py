@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 import weakref
-from collections.abc import Iterator
+from time import perf_counter
+from types import TracebackType
 
 from cxl_offload import _C
 
@@ -26,22 +25,44 @@ def _watch() -> _C.SharedCpus:
 
 
 class SharedCpus:
-    """What was seen since a block of :func:`share_cpus` began; also after its end.
-
-    Without a block it lasts until :meth:`end`, or until it is dropped.
+    """A block of :func:`share_cpus`, and what was seen since it began; also after its end.
 
     Attributes
     ----------
     seconds
-        How long the block lasts, or lasted.
+        How long the block lasts, or lasted; 0 before it.
     sleeping_seconds
-        For how long of it other programs wanted the CPUs, so that waiting threads slept.
+        For how long of it other programs wanted the CPUs, so that waiting threads slept. 0 in a
+        forked child.
     """
 
+    __slots__ = ("_began", "_seen", "_slept", "_watch")
+
     def __init__(self) -> None:
-        self._watch: _C.SharedCpus | None = _watch()
-        self._began, self._slept = time.perf_counter(), self._watch.sleeping_seconds
+        self._watch: _C.SharedCpus | None = None
+        self._began: float | None = None
+        self._slept = 0.0
         self._seen = (0.0, 0.0)
+
+    def __repr__(self) -> str:
+        seconds, sleeping = self._now()
+        return f"<share_cpus(): wanted by others for {sleeping:.1f} of {seconds:.1f} s>"
+
+    def __enter__(self) -> SharedCpus:
+        if self._began is not None:
+            raise RuntimeError("this block of share_cpus() has begun already; call it for another")
+        self._watch = _watch()
+        self._slept = self._watch.sleeping_seconds
+        self._began = perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
 
     @property
     def seconds(self) -> float:
@@ -52,20 +73,21 @@ class SharedCpus:
         return self._now()[1]
 
     def _now(self) -> tuple[float, float]:
-        if self._watch is not None:
+        if self._watch is not None and self._began is not None:
             slept = self._watch.sleeping_seconds - self._slept
-            self._seen = (time.perf_counter() - self._began, slept)
+            seconds = perf_counter() - self._began
+            self._seen = (seconds, min(max(slept, 0.0), seconds))
         return self._seen
 
     def end(self) -> None:
-        """Ends what this counts, as leaving the block does; does nothing the second time."""
+        """Ends the block, as leaving it does; does nothing the second time."""
         self._now()
         self._watch = None
 
     def notes(self) -> tuple[str, ...]:
         """A line for a report, where other programs took a part of the time that can be seen."""
         seconds, sleeping = self._now()
-        if sleeping < _WORTH_A_NOTE * seconds:
+        if sleeping < _WORTH_A_NOTE * seconds or not sleeping:
             return ()
         return (
             f"other programs wanted this one's CPUs for {sleeping:.1f} of {seconds:.1f} s, so it "
@@ -73,8 +95,7 @@ class SharedCpus:
         )
 
 
-@contextlib.contextmanager
-def share_cpus() -> Iterator[SharedCpus]:
+def share_cpus() -> SharedCpus:
     """Let OpenMP's waiting threads sleep while other programs want the CPUs, in the whole process.
 
     Between two parallel operations, and at the end of each, threads of OpenMP wait for each other;
@@ -82,22 +103,26 @@ def share_cpus() -> Iterator[SharedCpus]:
     On CPUs of its own a program is fastest so. Where another program wants a CPU, a thread that
     spins keeps it from the thread that all wait for, at every operation. In the block a thread
     looks 20 times a second how long the threads of this process wait for a CPU
-    (``/proc/self/task/*/schedstat``). While one does for a fifth of the time, waiting threads
-    sleep at once; they spin again when all have had a CPU for half a second, and for longer after
-    each time that this was too early. ``generate``, ``flexgen``, the blocks of
-    :func:`cxl_offload.integrations.transformers.offload` and training in placed engines of
-    DeepSpeed are such blocks already. Blocks may be nested, and entered by several threads.
+    (``/proc/self/task/*/schedstat``). When one of them waited for a fifth of the time, twice in a
+    row, waiting threads sleep at once. They spin again when for half a second none has waited for
+    a tenth of the time, and for longer after each time that this was too early. ``generate``,
+    ``flexgen``, the blocks of :func:`cxl_offload.integrations.transformers.offload` and training in
+    placed engines of DeepSpeed are such blocks already. Blocks may be nested, and entered by
+    several threads.
 
-    Does nothing where ``OMP_WAIT_POLICY`` or ``GOMP_SPINCOUNT`` is set, OpenMP is another (LLVM's,
-    Intel's), there is one CPU, the kernel does not count waits, or in a forked child.
+    Does nothing where ``OMP_WAIT_POLICY``, ``GOMP_SPINCOUNT`` or ``OMP_STACKSIZE`` is set, OpenMP
+    is another (LLVM's, Intel's) or may not make a thread more than there are CPUs, there is one
+    CPU, the kernel does not count waits, the process has no room for more threads, or in a process
+    that was forked and has not started a program since.
 
-    Yields
-    ------
+    Returns
+    -------
     SharedCpus
-        For how long others wanted the CPUs.
+        For ``with``, once.
+
+    Raises
+    ------
+    RuntimeError
+        In ``with``: the block has begun already.
     """
-    shared = SharedCpus()
-    try:
-        yield shared
-    finally:
-        shared.end()
+    return SharedCpus()

@@ -1,8 +1,11 @@
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include "check.h"
+#include "core/threads.h"
 #include "kernels/openmp.h"
 #include "kernels/shared_cpus.h"
 #include "os/run_delays.h"
@@ -93,6 +96,23 @@ TEST(reading_finds_every_thread_but_the_caller) {
   CHECK_EQ(then.size(), before + 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK(os::read_run_delays().rbegin()->second.runs > then.rbegin()->second.runs);
+}
+
+sigset_t mask_of_this_thread() {
+  sigset_t mask;
+  pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+  return mask;
+}
+
+TEST(threads_of_the_core_are_given_no_signals_but_those_of_faults) {
+  sigset_t inside;
+  start_thread("test", [&inside] { inside = mask_of_this_thread(); }).join();
+  for (const int signal : {SIGINT, SIGTERM, SIGALRM, SIGUSR1}) {
+    CHECK_EQ(sigismember(&inside, signal), 1);
+  }
+  for (const int signal : {SIGBUS, SIGSEGV, SIGFPE}) CHECK_EQ(sigismember(&inside, signal), 0);
+  const sigset_t here = mask_of_this_thread();
+  CHECK_EQ(sigismember(&here, SIGINT), 0);
 }
 
 TEST(nothing_is_done_without_openmp) {

@@ -260,6 +260,7 @@ def test_default_device_and_conjugates_change_nothing() -> None:
         assert torch.equal(linear(x, weight), expected)
 
 
+@pytest.mark.slow(reason="multiplies a million rows")
 def test_narrow_layers_with_many_rows_take_little_memory() -> None:
     """Sums were made for the outputs that a megabyte of weights has, whether there are any."""
     code = (

@@ -237,7 +237,7 @@ def test_bfloat16_states_are_rounded_at_random_when_a_seed_is_given() -> None:
         check_mean(each, wanted, 2.0**-7 * np.abs(wanted) + 1e-30)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow(reason="trains")
 @pytest.mark.parametrize("state", [BF16, torch.uint8])
 def test_losses_follow_those_of_float32_states(state: torch.dtype) -> None:
     def losses(dtype: torch.dtype, seed: int) -> Array:

@@ -108,7 +108,7 @@ for groups in ([(0, 1, cpus[:1]), (77, 1, cpus[1:])], [(0, 1, cpus), (77, 1, cpu
 """
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow(reason="a process that loads torch for every case")
 @pytest.mark.parametrize(("wanted", "own"), [(2, 0), (3, 2)])
 def test_threads_of_openmp_are_borrowed_when_they_are_as_many(wanted: int, own: int) -> None:
     """Their spinning would take the CPUs from threads of our own."""

@@ -22,7 +22,7 @@ from cxl_offload.integrations.deepspeed.states import keep_states_as
 from cxl_offload.integrations.deepspeed.store import Store
 from cxl_offload.integrations.deepspeed.tuning import TunedEngine
 from cxl_offload.ops.optimizer import OnePassOptimizer
-from cxl_offload.ops.shared_cpus import SharedCpus
+from cxl_offload.ops.shared_cpus import share_cpus
 from cxl_offload.ops.state_codes import CODES, SCALES
 from cxl_offload.tensor import copy_whole
 from cxl_offload.units import format_bytes
@@ -60,7 +60,7 @@ class AttachedEngine:
         self.tuned: TunedEngine | PhasedEngine | None = None
         self._early: EarlySteps | None = None
         self._settled = True
-        self._cpus = SharedCpus()  # ends with this
+        self._cpus = share_cpus().__enter__()  # ends with this
         inner = objects.inner_optimizer(zero)
         if zero is None or not any(True for _ in objects.host_objects(zero)):
             return
