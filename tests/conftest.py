@@ -44,6 +44,8 @@ for _each, _default in (
 # report says that other programs did. Before anything loads torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+gc.disable()  # until all tests are collected: there is little to find in what imports make
+
 # What takes SIGBUS by itself would keep it for all tests after it. A test that wants it says so.
 os.environ["CXL_OFFLOAD_SURVIVE_MEMORY_ERRORS"] = "0"
 
@@ -171,6 +173,7 @@ def pytest_runtest_teardown(
 
 def pytest_collection_finish() -> None:
     """What imports made stays."""
+    gc.enable()
     keep_from_collections()
     if (runner := sys.modules.get("typer.testing")) is not None:
         # It builds the commands of an app anew at each of its calls, of which there are hundreds:

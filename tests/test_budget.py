@@ -30,6 +30,7 @@ def test_wrong(): assert False
 """
 
 
+@pytest.mark.slow(reason="runs pytest in processes of its own")
 def test_test_over_its_budget_fails_unless_it_is_marked(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def order_of_files(pytester: pytest.Pytester, *options: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+@pytest.mark.slow(reason="runs pytest in processes of its own")
 def test_processes_begin_with_the_longest_files_then_with_those_of_most_tests(
     pytester: pytest.Pytester,
 ) -> None:

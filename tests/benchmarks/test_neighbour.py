@@ -121,6 +121,7 @@ def test_no_neighbour_is_started_where_none_is_wanted() -> None:
         assert conditions.document(lambda: pytest.fail("there is nothing to compare")) == {}
 
 
+@pytest.mark.slow(reason="keeps a CPU busy for seconds")
 def test_neighbour_works_for_its_half_of_every_round_which_comes_first_in_every_other() -> None:
     with conditions_of(argparse.Namespace(neighbour=True)) as conditions:
         for number, order in enumerate(((QUIET, BESIDE), (BESIDE, QUIET))):

@@ -107,7 +107,7 @@ def test_command_loses_no_key(name: str) -> None:
     assert lost(name, found - {gone}) == [gone]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow(reason="runs benchmarks")
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_benchmark_loses_no_key(name: str) -> None:
     assert not lost(name, keys_of_benchmark(name))

@@ -65,6 +65,7 @@ def published_in(held: str) -> list[float]:
     return [*found, *(100 * each for each in found)]
 
 
+@pytest.mark.slow(reason="computes every figure")
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
 def test_published_points_are_the_numbers_of_cases_and_machine_files(paper: Paper) -> None:
     for one in paper.points():

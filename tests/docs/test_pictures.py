@@ -16,6 +16,7 @@ from tests.metrics.record_board import texts
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+@pytest.mark.slow(reason="draws every picture")
 def test_pictures_are_what_the_scripts_draw(tmp_path: Path) -> None:
     for script in ("draw.py", "board.py"):
         subprocess.run([sys.executable, str(DOCS / "pictures" / script), str(tmp_path)], check=True)

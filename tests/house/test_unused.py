@@ -11,6 +11,8 @@ import copy
 import re
 from collections.abc import Iterable, Iterator
 
+import pytest
+
 from .sources import PACKAGE, functions, modules, parse, texts
 
 FLEXGEN = "FlexGen calls it"
@@ -101,6 +103,7 @@ def used_elsewhere() -> collections.Counter[str]:
     return found
 
 
+@pytest.mark.slow(reason="reads every file")
 def test_nothing_is_there_that_only_tests_use() -> None:
     found = unused(list(modules()), used_elsewhere())
     assert not (left := sorted(found - set(CALLED_BY_OTHERS))), left
@@ -183,6 +186,7 @@ def asked_by_nobody(trees: list[tuple[str, ast.Module]], used_by: list[ast.Modul
     return found
 
 
+@pytest.mark.slow(reason="reads every file")
 def test_no_name_is_kept_by_another_one_that_is_spelled_alike() -> None:
     outside = [PACKAGE.parent / room for room in ("benchmarks", "examples")]
     others = [parse(path) for room in outside for path in room.glob("*.py")]
@@ -217,6 +221,7 @@ def for_validation_alone(trees: list[tuple[str, ast.Module]]) -> list[str]:
     return found
 
 
+@pytest.mark.slow(reason="reads every file")
 def test_planner_has_no_equation_that_only_the_validation_calls() -> None:
     assert for_validation_alone(list(modules())) == []
 
@@ -287,6 +292,7 @@ def written_twice(trees: Iterable[tuple[str, ast.Module]]) -> list[list[str]]:
     return [alike for alike in found.values() if len(alike) > 1]
 
 
+@pytest.mark.slow(reason="reads every file")
 def test_no_function_is_written_twice() -> None:
     found = {
         " ".join(sorted({re.split(r"[ .]", each)[-1] for each in alike})): " is ".join(alike)

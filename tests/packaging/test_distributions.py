@@ -47,6 +47,7 @@ def sdist(clone: Path) -> tarfile.TarFile:
     return tarfile.open(made)
 
 
+@pytest.mark.slow(reason="builds a source distribution")
 def test_source_distribution_holds_every_file_that_building_and_testing_need(
     sdist: tarfile.TarFile, tracked: list[str]
 ) -> None:

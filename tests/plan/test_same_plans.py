@@ -17,6 +17,7 @@ def test_fixture_has_every_request() -> None:
     assert sum("error" not in entry["answer"] for entry in entries) > COUNT // 2
 
 
+@pytest.mark.slow(reason="plans hundreds of requests")
 @pytest.mark.parametrize("part", range(TESTED))
 def test_plan_is_unchanged_for_random_requests(part: int) -> None:
     assert differences(read()[part::PARTS]) == []

@@ -32,6 +32,7 @@ def run_ranks(
     return [list(each) for each in zip(*told, strict=True)]
 
 
+@pytest.mark.slow(reason="starts ranks that load torch")
 def test_ranks_on_a_simulated_machine_fill_a_node_exactly(tmp_path: Path) -> None:
     size, capacity = 3, 96 * MIB + 4096
     limits = {rank: {"limits": {"2": capacity}} for rank in range(size)}

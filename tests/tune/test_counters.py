@@ -88,6 +88,7 @@ def test_this_machine_counts_or_says_why_not() -> None:
     counters.close()
 
 
+@pytest.mark.slow(reason="simulates thousands of steps")
 def test_tuner_by_counters_finds_the_share_that_step_times_would_find() -> None:
     draw = np.random.default_rng(1)
     shares = [0.0, 0.2, 0.4, 0.6, 1.0] * 4

@@ -104,7 +104,7 @@ def stock(
     return {name: np.array(one["tokens"]) for name, one in zip(CASES, results, strict=True)}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow(reason="starts stock FlexGen in a process of its own")
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_equal_those_of_unchanged_flexgen(
     name: str,

@@ -39,6 +39,7 @@ def test_long_prompts_are_passed_over_by_both_sides(
     assert result["decode"]["stock_tokens_per_s"] > 0
 
 
+@pytest.mark.slow(reason="starts stock FlexGen in a process of its own")
 def test_stock_process_that_fails_is_an_error_and_no_hang(tmp_path: Path) -> None:
     jobs = {"threads": 1, "cases": {}}
     stock = StockProcess(jobs, tmp_path)

@@ -98,6 +98,7 @@ def test_tier_is_of_the_nodes_that_are_named(folder: Path, tmp_path: Path) -> No
     assert moved["tokens"] == stock["tokens"]
 
 
+@pytest.mark.slow(reason="generates until a tuner has decided")
 def test_weights_follow_the_time_of_the_tokens_and_the_next_run_goes_on(
     folder: Path, tmp_path: Path
 ) -> None:

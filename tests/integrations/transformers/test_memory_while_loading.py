@@ -200,7 +200,7 @@ def test_weights_are_put_together_in_their_place(
     assert (found["beside"] <= limit) is ours, (found, limit)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow(reason="loads models of some hundred MiB")
 @pytest.mark.parametrize("doubled", [False, True], ids=["once", "control"])
 def test_peak_from_load_to_the_last_token_is_two_percent_over_the_placement_at_most(
     doubled: bool, tmp_path: Path, measure: Measure

@@ -108,7 +108,7 @@ def answers(model: PreTrainedModel, plan: Plan, attention: str | None = None) ->
     return generate(model, attention, **given, max_new_tokens=NEW)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_tier_and_buffers_take_the_bytes_that_are_planned(
     case: tuple[Plan, str, Any], session: Session
 ) -> None:
@@ -126,7 +126,7 @@ def test_tier_and_buffers_take_the_bytes_that_are_planned(
     assert max(seen) == there == BUFFERS * 2 * plan.batch.size * PROMPT * WIDTH
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_passes_copy_the_bytes_that_are_charged(
     case: tuple[Plan, str, TransformersRequest], session: Session
 ) -> None:
@@ -149,7 +149,7 @@ def test_passes_copy_the_bytes_that_are_charged(
         assert charged.token_out > charged.token_in
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_accelerator_never_has_the_hidden_states_of_all_rows(
     case: tuple[Plan, str, TransformersRequest], session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +167,7 @@ def test_accelerator_never_has_the_hidden_states_of_all_rows(
     assert planned < 4 * all_rows  # what the same plan without a tier holds
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_planned_run_gives_the_tokens_of_stock(
     case: tuple[Plan, str, Any], session: Session
 ) -> None:

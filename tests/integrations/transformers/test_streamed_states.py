@@ -198,7 +198,7 @@ def most_there(rows: int, policies: dict[str, str], session: Session) -> tuple[i
     return count.peak_bytes, done
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow(reason="generates with many rows")
 @pytest.mark.parametrize("there", [(), ("embedding", "head", "norm")])
 def test_memory_on_the_accelerator_does_not_grow_with_the_rows(
     there: Sequence[str], session: Session, accelerator: str

@@ -121,6 +121,7 @@ def as_stripes(mixture: Mixture) -> Mixture:
     return Mixture(mixture.bytes, (0.0,) * len(mixture.whole))
 
 
+@pytest.mark.slow(reason="prices hundreds of mixtures")
 @settings(deadline=None, max_examples=300)
 @given(cases())
 def test_no_mixture_is_faster_than_stripes_with_its_bytes(case: tuple[Hardware, Mixture]) -> None:

@@ -22,6 +22,7 @@ COUNTS = (0, -1, 1, 2, 7, 8, 768, 10**6, 2**53, 2**62)
 NUMBERS = (5e-324, 1e-300, 1e-16, 1e-15, 1e-9, 1.0, 1e18, 1e19, 1e300)
 
 
+@pytest.mark.slow(reason="reads hundreds of profiles")
 def test_profile_is_refused_or_every_rate_is_a_number() -> None:
     numbers = random.Random(7)
     sound = _sound()

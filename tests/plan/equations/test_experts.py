@@ -28,6 +28,7 @@ def test_share_is_the_mean_of_draws(experts: int, each: int, tokens: int) -> Non
     assert asked_share(each / experts, tokens) == pytest.approx(sum(found) / len(found), abs=0.01)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("experts", "each"), [(8, 2), (64, 6), (128, 8)])
 def test_an_expert_is_left_out_where_draws_leave_one(experts: int, each: int) -> None:
     """Up to some number of tokens and no further; all of the experts leave none out at once."""

@@ -76,6 +76,7 @@ def found(*words: str) -> dict[str, Any]:
 BOTH = ("--machine", LARGE, "--machine", SMALL, "--rate", "40", "--cxl", "0GiB")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("price", "cheapest"), [("20000", LARGE), ("900000", SMALL)])
 def test_the_cheapest_kind_is_a_matter_of_prices(price: str, cheapest: str) -> None:
     document = found(*BOTH, "--price", f"{LARGE}:server={price}", "--price", "server=20000")

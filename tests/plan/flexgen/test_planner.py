@@ -33,7 +33,7 @@ def planned(seed: int) -> Optimum | None:
     return plan_flexgen(job, hardware, gpu_batches=SMALL, most_batches=3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("block", range(10))
 def test_planner_is_optimal_on_random_small_instances(block: int) -> None:
     for seed in range(20 * block, 20 * block + 20):
@@ -71,6 +71,7 @@ def test_no_stripe_of_any_sixteenths_is_faster(seed: int) -> None:
     assert found.phases.tokens_per_s == pytest.approx(by_hand[0], rel=2 * TIE_LOSS)
 
 
+@pytest.mark.slow(reason="makes every random instance")
 def test_random_instances_are_of_every_kind() -> None:
     """What the comparison above is worth: all homes and modes are best somewhere."""
     seen: set[str] = set()
@@ -119,7 +120,7 @@ def test_bound_is_never_above_any_choice() -> None:
                 assert bounds[batches - 1] <= least * (1 + 1e-9), (seed, mode)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow(reason="prices hundreds of instances")
 @pytest.mark.parametrize("first", range(300, 330, 10))
 def test_program_and_equations_agree_on_seconds(first: int) -> None:
     for seed in range(first, first + 10):

@@ -133,7 +133,7 @@ def check_limits(model: str, machine: str, prompt: int, generated: int) -> int:
     return compared
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow(reason="prices every neighbour of a plan")
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("tokens", LENGTHS)
 def test_no_neighbour_is_faster_than_the_plan(machine: str, tokens: tuple[int, int]) -> None:
@@ -184,6 +184,7 @@ def test_limit_passes_over_no_layout_that_undercuts_it(monkeypatch: pytest.Monke
     assert seen == ["both"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("model", "machine"), [("opt-66b", "epyc9354-cxl-a"), ("mixtral-8x7b", "epyc9354-cxl-a")]
 )

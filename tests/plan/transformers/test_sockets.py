@@ -118,7 +118,7 @@ def test_copies_gain_what_the_link_costs() -> None:
     assert saved == pytest.approx(slower - faster, rel=0.02)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow(reason="prices hundreds of placements")
 @pytest.mark.parametrize("machine", ["spr-2", "xeon6430", "epyc9354-cxl-a"])
 @pytest.mark.parametrize("limit", [None, 90 << 30, 140 << 30])
 def test_no_random_placement_is_faster_than_the_plan(machine: str, limit: int | None) -> None:

@@ -263,7 +263,7 @@ def compared(found: Candidate[BestHomes]) -> float:
     return compared_seconds(layout, 1 / found.tokens_per_s)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow(reason="plans many requests twice")
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_choice_is_never_slower_than_without_it(first: int) -> None:
     """And it is taken where it brings a thousandth, and nowhere else."""

@@ -74,6 +74,7 @@ def best_by_hand(wanted: VllmRequest) -> float:
     return best
 
 
+@pytest.mark.slow(reason="tries every placement")
 @pytest.mark.parametrize(
     ("model", "machine", "limits"),
     [

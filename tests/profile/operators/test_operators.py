@@ -56,6 +56,7 @@ def test_every_operator_is_measured_at_every_size(measured: OperatorProfile) -> 
     assert measured.threads == 1
 
 
+@pytest.mark.slow(reason="measures layers")
 def test_what_plans_ask_for_is_measured_too(measured: OperatorProfile) -> None:
     assert {(point.kv_dtype, point.group) for point in measured.cache_types} == {
         *(("", group) for group in (1, 8)),
