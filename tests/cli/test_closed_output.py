@@ -23,7 +23,7 @@ MACHINE = ["--machine", "epyc9354-cxl-a"]
 PLAN = ["--model", "opt-1.3b", *MACHINE]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [

@@ -246,6 +246,7 @@ def test_environment_finds_the_package_of_a_source_tree_and_keeps_the_path() -> 
     assert (made["HOME"], made["CXL_OFFLOAD_RUN"]) == ("/h", "/marks")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("plan", "says"),
     [

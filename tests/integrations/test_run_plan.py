@@ -211,6 +211,7 @@ def test_dry_run_of_a_plan_names_its_settings_and_writes_none(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("given", ["option", "environment"])
 def test_places_of_a_plan_that_is_advice_are_taken_with_a_warning(
     given: str, tmp_path: Path

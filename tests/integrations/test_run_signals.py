@@ -87,6 +87,7 @@ def _is_there(pid: int) -> bool:
         return False
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "number",
     [

@@ -42,6 +42,7 @@ def plan_for_twelve_nodes(build: Any, model: str = "opt-66b") -> Plan:
     return make_plan(executor)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("build", [FlexGen, Transformers])
 def test_few_programs_are_solved_for_a_plan_over_twelve_nodes(
     build: Any, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +100,7 @@ def test_few_programs_are_solved_for_a_training_over_twelve_nodes(
     assert len(plan.prices) > 30
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("model", "most"), [("opt-175b", 36), ("gpt2-40b", 8), ("opt-66b", 25)])
 def test_few_prices_place_the_batch_that_is_known_again(
     model: str, most: int, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +126,7 @@ def test_few_prices_place_the_batch_that_is_known_again(
     assert len(plan.prices) > 30
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "opt-125m", "opt-66b"])
 def test_few_bounds_are_worked_out_for_a_plan_over_twelve_nodes(
     model: str, monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ def test_no_more_moves_between_two_steps_than_the_budget(session: Session) -> No
     assert homes.granted() == 1.0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("share", [1.0, 1 / 6, 0.5])
 def test_one_large_tensor_moves_in_parts_that_add_up_to_one_move(
     session: Session, share: float

@@ -111,7 +111,7 @@ def test_both_parts_are_read_where_they_are(
     assert not block.calls.own
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("kinds", POLICIES, ids=["all", "layers", "embedding-and-norm"])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -57,6 +57,7 @@ def turn_signs(model: PreTrainedModel) -> None:
             layer.mlp.down_proj.weight.mul_(-1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_copy_is_as_the_model_was_before_the_block(name: str) -> None:
     session = Session.simulated(load_machine("epyc9354-cxl-a"))  # tuning asks for bandwidths

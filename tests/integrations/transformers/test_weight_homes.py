@@ -128,7 +128,7 @@ POLICIES = [
 ]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kinds", POLICIES, ids=["all", "layers", "embedding-and-norm"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_operator_sees_two_devices(

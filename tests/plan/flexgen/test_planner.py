@@ -55,7 +55,7 @@ def test_planner_is_optimal_on_random_small_instances(block: int) -> None:
         assert found.phases.tokens_per_s <= by_hand[0] * (1 + 1e-9), seed
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow(reason="prices every stripe")
 @pytest.mark.parametrize("seed", [12, 18, 26])
 def test_no_stripe_of_any_sixteenths_is_faster(seed: int) -> None:
     """All 15 ratios of two tiers, of weights and of KV, beside each other."""
