@@ -4,8 +4,8 @@
 // next one. GNU's OpenMP spins for milliseconds before it sleeps. On CPUs of its own that is best:
 // waking a thread takes longer than the wait. But where another program wants a CPU too, a thread
 // that spins keeps it from the very thread that it waits for, for a whole time slice and at every
-// region: decoding of a small model took 20 times as long beside one busy thread, and 1.2 times
-// as long where the waiting threads slept (docs/flexgen.md).
+// region: on two CPUs decoding took 15 times as long beside one busy thread, and twice as long
+// where the waiting threads slept (docs/shared-cpus.md).
 #ifndef CXL_OFFLOAD_KERNELS_SHARED_CPUS_H_
 #define CXL_OFFLOAD_KERNELS_SHARED_CPUS_H_
 

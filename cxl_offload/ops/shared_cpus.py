@@ -73,8 +73,9 @@ class SharedCpus:
         return self._now()[1]
 
     def _now(self) -> tuple[float, float]:
-        if self._watch is not None and self._began is not None:
-            slept = self._watch.sleeping_seconds - self._slept
+        watch = self._watch  # once: another thread may end the block meanwhile
+        if watch is not None and self._began is not None:
+            slept = watch.sleeping_seconds - self._slept
             seconds = perf_counter() - self._began
             self._seen = (seconds, min(max(slept, 0.0), seconds))
         return self._seen
