@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from cxl_offload.ops import shared_cpus
 
 VOCAB, WIDTH, LAYERS, TOKENS, ROWS = 256, 64, 2, 32, 4
 
@@ -85,3 +88,12 @@ def config(job: dict[str, Any]) -> dict[str, Any]:
     else:
         made |= {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
     return made
+
+
+def checkpoint_bytes(folder: Path) -> int:
+    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+
+
+def watches_cpus() -> bool:
+    """Whether waiting threads would sleep where other programs want the CPUs."""
+    return shared_cpus._known is not None and shared_cpus._known() is not None

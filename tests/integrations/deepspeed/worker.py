@@ -29,12 +29,11 @@ from cxl_offload import Session, load_machine, placement_of, use
 from cxl_offload.integrations.deepspeed import attach, placing
 from cxl_offload.integrations.deepspeed.phases import PhasedEngine
 from cxl_offload.memory import current_session
-from cxl_offload.ops import shared_cpus
 from cxl_offload.ops.adam import CPUAdam
 from cxl_offload.topology.links import Gpu
 from cxl_offload.tune import decisions
 
-from .tiny import TinyModel, batches, config
+from .tiny import TinyModel, batches, checkpoint_bytes, config, watches_cpus
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -155,15 +154,6 @@ def set_parameters(engine: Any) -> bool:
         safe_set_full_fp32_param(param, value)
         right &= torch.equal(safe_get_full_fp32_param(param), value)
     return right
-
-
-def checkpoint_bytes(folder: Path) -> int:
-    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
-
-
-def watches_cpus() -> bool:
-    """Whether waiting threads would sleep where other programs want the CPUs."""
-    return shared_cpus._known is not None and shared_cpus._known() is not None
 
 
 def two_engines(job: dict[str, Any]) -> dict[str, Any]:
