@@ -32,7 +32,7 @@ enum class FaultEffect {
   kStray,    // populate: succeeds, with every page on a wrong node
   kHidden,   // query: answers that no page is there, as for pages that are on the move
   kShared,   // move: no page moves, as if a forked child shared them
-  kSignal,   // the thread that calls is sent SIGINT, and the call goes on
+  kSignal,   // the process is sent SIGINT, as by Ctrl-C, and the call goes on
 };
 
 struct Fault {
