@@ -48,12 +48,17 @@ constexpr size_t kTogether = Vector::kLanes == 1 ? 1 : Vector::kRegisters < 32 ?
 
 // Reads C vectors of a row as float. Two vectors of bfloat16 become one of the even elements and
 // one of the odd ones, in the order of pair_place().
-template <class T, size_t C>
-inline void load_part(const T* from, Vector (&to)[C]) {
+template <class T, size_t C, class V>
+inline void load_part(const T* from, V (&to)[C]) {
   if constexpr (std::is_same_v<T, Bf16> && C % 2 == 0) {
 #pragma GCC unroll 4
     for (size_t c = 0; c < C; c += 2) {
       Vector::load_pair(from + c * Vector::kLanes, to[c], to[c + 1]);
+    }
+  } else if constexpr (kLoadsTwo<Vector, T> && C % 2 == 0) {
+#pragma GCC unroll 4
+    for (size_t c = 0; c < C; c += 2) {
+      V::load_two(from + c * V::kLanes, to[c], to[c + 1]);
     }
   } else {
 #pragma GCC unroll 8

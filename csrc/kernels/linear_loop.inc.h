@@ -12,10 +12,6 @@ struct Codes {};  // two 4-bit codes a byte
 template <class W>
 constexpr bool kPaired = std::is_same_v<W, Bf16> || std::is_same_v<W, Codes>;
 
-// Whether an instruction set loads weights of a type two vectors at once.
-template <class V, class W>
-constexpr bool kLoadsTwo = requires(const W* from, V& to) { V::load_two(from, to, to); };
-
 template <class W>
 constexpr size_t bytes_of(size_t weights) {
   if constexpr (std::is_same_v<W, Codes>) {
@@ -140,22 +136,31 @@ struct Strip {
     }
   }
 
+  // Prefetches for `bytes` of each output that begin at byte `here` of a row.
+  CXL_OFFLOAD_VECTOR void prefetch(size_t here, size_t bytes) const {
+    const auto from = static_cast<ptrdiff_t>(here);
+    const ptrdiff_t far = from + (kSpread && from >= step.turn ? step.jump : step.ahead);
+#pragma GCC unroll 8
+    for (size_t r = 0; r < R; ++r) {
+      for (size_t byte = 0; byte < bytes; byte += kLineBytes) {
+        __builtin_prefetch(row(r) + far + byte, 0, kSpread ? 3 : 2);
+      }
+    }
+  }
+
   // Adds the products of the columns [begin, end), which are of one group.
   CXL_OFFLOAD_VECTOR void columns(size_t begin, size_t end, size_t group) {
     const Source source(panel, step, group);
     constexpr size_t kLine = std::max(kLineWeights<W>, kPair);
     size_t at = begin;
     for (; at + kLine <= end; at += kLine) {
-      const auto here = static_cast<ptrdiff_t>(bytes_of<W>(at));
-      const ptrdiff_t far = kSpread && here >= step.turn ? step.jump : step.ahead;
-#pragma GCC unroll 8
-      for (size_t r = 0; r < R; ++r) {
-        for (size_t byte = 0; byte < bytes_of<W>(kLine); byte += kLineBytes) {
-          __builtin_prefetch(row(r) + here + far + byte, 0, kSpread ? 3 : 2);
-        }
-      }
+      prefetch(bytes_of<W>(at), bytes_of<W>(kLine));
 #pragma GCC unroll 16
       for (size_t in = 0; in < kLine; in += kPair) pair(source, at + in);
+    }
+    // A group of codes may be shorter than a line.
+    if (std::is_same_v<W, Codes> && at < end && bytes_of<W>(at) % kLineBytes == 0) {
+      prefetch(bytes_of<W>(at), kLineBytes);
     }
     for (; at + kPair <= end; at += kPair) pair(source, at);
     if constexpr (!std::is_same_v<W, Codes>) {  // groups of codes have whole pairs only
@@ -268,11 +273,11 @@ template <class W, size_t M, size_t R, bool kScaled>
 [[gnu::noinline]] void multiply_strip(const LinearPanel& panel, const Step& step) {
   Strip<W, M, R, kScaled> strip(panel, step);
   if constexpr (kScaled) {
-    for (size_t at = step.begin; at < step.end;) {
-      const size_t group = at / panel.group;
-      const size_t stop = std::min(step.end, (group + 1) * panel.group);
-      strip.columns(at, stop, group);
-      at = stop;
+    // Counts the groups: a division for each would take as long as the products of 64 codes.
+    size_t group = step.begin / panel.group;
+    size_t stop = (group + 1) * panel.group;
+    for (size_t at = step.begin; at < step.end; at = stop, stop += panel.group, ++group) {
+      strip.columns(at, std::min(step.end, stop), group);
     }
   } else {
     strip.columns(step.begin, step.end, 0);

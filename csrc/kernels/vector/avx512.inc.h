@@ -41,6 +41,16 @@ struct Vector {
   CXL_OFFLOAD_VECTOR static Vector load(const T* at) {
     return wide(at, _mm_loadu_si128((const __m128i*)at));
   }
+  // Loads two vectors of float8 at once. Half precision is converted from memory in one step, and
+  // from a register in two, so what is converted goes through memory.
+  template <class T>
+    requires(std::is_same_v<T, E4m3> || std::is_same_v<T, E4m3NoNan> || std::is_same_v<T, E5m2>)
+  CXL_OFFLOAD_VECTOR static void load_two(const T* at, Vector& first, Vector& second) {
+    __m512i halves = wide_halves(at, _mm256_loadu_si256((const __m256i*)at));
+    asm("" : "+m"(halves));
+    first = {_mm512_cvtph_ps(_mm256_load_si256((const __m256i*)&halves))};
+    second = {_mm512_cvtph_ps(_mm256_load_si256((const __m256i*)&halves + 1))};
+  }
   // Loads `count` elements and puts zeros into the other lanes. It reads no memory beyond them.
   CXL_OFFLOAD_VECTOR static Vector load_some(const float* at, size_t count) {
     return {_mm512_maskz_loadu_ps(first(count), at)};
@@ -110,6 +120,19 @@ struct Vector {
   }
   CXL_OFFLOAD_VECTOR static Vector wide(const E5m2*, __m128i bits) {
     return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bits), 8))};
+  }
+  CXL_OFFLOAD_VECTOR static __m512i wide_halves(const E4m3NoNan*, __m256i bits) {
+    const __m512i shifted = _mm512_slli_epi16(_mm512_cvtepi8_epi16(bits), 7);
+    return _mm512_and_si512(shifted, _mm512_set1_epi16(-0x4080));
+  }
+  CXL_OFFLOAD_VECTOR static __m512i wide_halves(const E4m3*, __m256i bits) {
+    const __m512i small = wide_halves(static_cast<const E4m3NoNan*>(nullptr), bits);
+    const __m512i carried = _mm512_add_epi16(small, _mm512_set1_epi16(0x80));
+    // small | (carried & 0x4000)
+    return _mm512_ternarylogic_epi32(small, carried, _mm512_set1_epi16(0x4000), 0xf8);
+  }
+  CXL_OFFLOAD_VECTOR static __m512i wide_halves(const E5m2*, __m256i bits) {
+    return _mm512_slli_epi16(_mm512_cvtepu8_epi16(bits), 8);
   }
   CXL_OFFLOAD_VECTOR static Vector wide(const int8_t*, __m128i bits) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bits))};

@@ -30,4 +30,12 @@
 
 #define CXL_OFFLOAD_VECTOR inline __attribute__((always_inline))
 
+namespace cxl_offload::kernels {
+
+// Whether an instruction set loads numbers of a type two vectors at once.
+template <class V, class T>
+constexpr bool kLoadsTwo = requires(const T* from, V& to) { V::load_two(from, to, to); };
+
+}  // namespace cxl_offload::kernels
+
 #endif  // CXL_OFFLOAD_KERNELS_VECTOR_VECTOR_H_
