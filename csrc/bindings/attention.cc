@@ -21,9 +21,7 @@ namespace {
 constexpr const char* kIntegerCodes = "avx512vnni";
 
 // The name besides those of instruction sets that `isa` may have here, for a message.
-std::string integer_name() {
-  return kernels::has_integer_codes() ? std::string(", ") + kIntegerCodes : "";
-}
+std::string integer_name() { return has_integer_codes() ? std::string(", ") + kIntegerCodes : ""; }
 
 // Adds what is read of keys or values, or of the scales of their groups: the positions that
 // sequences have, in blocks of a table or side by side.
@@ -57,8 +55,9 @@ void refuse_lost(const kernels::Attention& given, bool is_done) {
 }  // namespace
 
 void bind_attention(py::module_& module) {
-  module.def("has_integer_codes", &kernels::has_integer_codes,
-             "Whether attention multiplies 4-bit codes as integers here (isa \"avx512vnni\").");
+  module.def("has_integer_codes", &has_integer_codes,
+             "Whether attention and layers multiply 4-bit codes as integers here (isa "
+             "\"avx512vnni\").");
   module.def(
       "run_attention",
       [](TensorView q, TensorView k, TensorView v, TensorView out, kernels::WorkerTeam& team,
@@ -95,7 +94,7 @@ void bind_attention(py::module_& module) {
         given.sinks = std::move(sinks);
         given.log_sum_exp = reinterpret_cast<float*>(log_sum_exp);
         given.integers = isa.empty() || isa == kIntegerCodes;
-        if (isa == kIntegerCodes && !kernels::has_integer_codes()) {
+        if (isa == kIntegerCodes && !has_integer_codes()) {
           throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-VNNI");
         }
         const bool best = isa.empty() || isa == kIntegerCodes;

@@ -36,10 +36,18 @@ Bf16Products products_of(const std::string& isa) {
   return products;
 }
 
+// Whether codes are multiplied as integers, which the name asks for.
+bool integers_of(const std::string& isa) {
+  if (isa != "avx512vnni") return false;
+  if (has_integer_codes()) return true;
+  throw InvalidArgument("instruction set 'avx512vnni': this processor has no AVX512-VNNI");
+}
+
 // The names besides those of instruction sets that `isa` may have here, for a message.
 std::string product_names() {
   return std::string(kernels::has_bf16_products(Bf16Products::kVectors) ? ", avx512bf16" : "") +
-         (kernels::has_bf16_products(Bf16Products::kTiles) ? ", amxbf16" : "");
+         (kernels::has_bf16_products(Bf16Products::kTiles) ? ", amxbf16" : "") +
+         (has_integer_codes() ? ", avx512vnni" : "");
 }
 
 TensorView at(TensorView view, const std::byte* data) {
@@ -164,7 +172,8 @@ void bind_linear(py::module_& module) {
         if (scale) given.scale = std::move(*scale);
         if (groups) std::tie(given.groups, given.group_scales) = std::move(*groups);
         given.bf16_products = products_of(isa);
-        const bool best = given.bf16_products != Bf16Products::kNone;
+        given.integers = integers_of(isa);
+        const bool best = given.integers || given.bf16_products != Bf16Products::kNone;
         compute(given, team, best ? best_isa() : parse_isa(isa, product_names()), kernel.get());
       },
       py::arg("x"), py::arg("weight"), py::arg("y"), py::arg("team"), py::kw_only(),

@@ -98,6 +98,14 @@ std::vector<Isa> supported_isas() { return known_isas(); }
 
 Isa best_isa() { return known_isas().back(); }
 
+bool has_integer_codes() {
+#if CXL_OFFLOAD_X86
+  return best_isa() == Isa::kAvx512 && __builtin_cpu_supports("avx512vnni");
+#else
+  return false;
+#endif
+}
+
 bool has_tiles() {
 #if CXL_OFFLOAD_X86
   static const bool given = ask_for_tiles();

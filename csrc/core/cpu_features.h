@@ -70,6 +70,9 @@ size_t second_cache_bytes();
 std::vector<Isa> supported_isas();
 Isa best_isa();
 
+// Whether kernels multiply 4-bit codes as integers of one byte, which takes AVX-512 with VNNI.
+bool has_integer_codes();
+
 // Whether threads of this process may use the tiles of AMX for bfloat16. Linux saves the registers
 // of tiles only for processes that ask for it. The first call asks, for all threads and for
 // processes forked later. Linux refuses where a signal stack is too small for these registers.

@@ -318,10 +318,6 @@ class Run {
 
 }  // namespace
 
-bool has_integer_codes() {
-  return best_isa() == Isa::kAvx512 && attention_pass_integers(1) != nullptr;
-}
-
 void run_attention(const Attention& attention, WorkerTeam& team, Isa isa,
                    const os::Kernel* kernel) {
   check_attention(attention);

@@ -75,9 +75,6 @@ struct Attention {
   bool needs_positions() const { return bias.data != nullptr || limits_queries(); }
 };
 
-// Whether this processor can multiply codes as integers.
-bool has_integer_codes();
-
 // Throws InvalidArgument before anything is read or written when the shapes do not fit. A query
 // that attends to nothing, or only to scores of minus infinity, gives zeros and minus infinity. The
 // result does not depend on the team. In a team of several groups each begins with the keys on its

@@ -39,7 +39,7 @@ namespace {
 }  // namespace
 
 AttentionPass attention_pass_integers(size_t groups) {
-  if (!__builtin_cpu_supports("avx512vnni")) return nullptr;
+  if (!has_integer_codes()) return nullptr;
   return groups == 1 ? attend_integers<1> : attend_integers<2>;
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/kept.h"
 #include "kernels/linear_bf16.h"
 #include "kernels/linear_check.h"
+#include "kernels/linear_integers.h"
 #include "kernels/linear_pass.h"
 #include "kernels/measured_choice.h"
 #include "kernels/page_home.h"
@@ -66,6 +67,10 @@ LinearKernel kernel_for(Dtype weight, Isa isa) {
 }
 
 LinearKernel kernel_for(const Linear& linear, Isa isa) {
+  if (isa == Isa::kAvx512 && linear.integers) {
+    const LinearKernel found = linear_kernel_integers(linear);
+    if (found.multiply != nullptr) return found;
+  }
   if (isa == Isa::kAvx512 && linear.bf16_products != Bf16Products::kNone) {
     const auto products = linear.bf16_products;
     const bool slow_at_one_row = is_codes(linear) || linear.weight.dtype == Dtype::kFloat16;

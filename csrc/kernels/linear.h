@@ -52,6 +52,9 @@ struct Linear {
   TensorView bias;  // (outputs), contiguous, of float32, bfloat16 or float16; may have no data
   TensorView y;     // (rows, outputs) of float32, bfloat16 or float16; a row is contiguous
   Bf16Products bf16_products = Bf16Products::kBest;
+  // Whether 4-bit codes are multiplied by whole numbers of 24 bits that stand for x, where the
+  // processor can (has_integer_codes) and rows and groups are whole registers of codes.
+  bool integers = false;
   // One copy for each group of the team; their bytes are equal. If empty, all groups read the
   // weights above.
   std::vector<NearCopy> near;

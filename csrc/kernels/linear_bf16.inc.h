@@ -1,31 +1,10 @@
 // Linear layers by products of bfloat16 (vdpbf16ps), for x of bfloat16. linear_bf16_avx512.cc
-// includes this file inside of an unnamed namespace, after linear_bf16_read.inc.h and
-// linear_order.inc.h.
+// includes this file inside of an unnamed namespace, after linear_bf16_read.inc.h,
+// linear_order.inc.h and linear_codes_room.inc.h.
 //
 // Weights of bfloat16, E4M3, int8 and 4-bit codes convert to bfloat16 exactly, so products are
 // exact. One instruction adds two products to each float32 sum, twice as many as with float32. A
 // number of float16 would need two of bfloat16, which gains nothing.
-
-// What one thread needs while it multiplies a panel of 4-bit codes. Each row of the first three
-// arrays has groups_of() numbers: one for each group, then zeros.
-struct Room {
-  Kept<float> steps;            // [outputs][groups], and more
-  Kept<float> lows;             // [outputs][groups]: low - 16 * step
-  Kept<float> sums;             // [rows][groups]: sums of x
-  Kept<uint32_t> first_groups;  // the first group of each block of weights
-  // Which step each eight codes of a block have, counted from the block's first step.
-  alignas(kLineBytes) int32_t scale_places[16];
-};
-
-inline Room& room_of_this_thread() {
-  static thread_local Room room;
-  return room;
-}
-
-// Returns how many groups a row has, rounded up to whole vectors.
-CXL_OFFLOAD_VECTOR size_t groups_of(const LinearPanel& panel) {
-  return (panel.width / panel.group + Vector::kLanes - 1) / Vector::kLanes * Vector::kLanes;
-}
 
 // Writes the first kBf16Lanes numbers of each row of a tile, then the next ones of each. A loop
 // over a tile then reads from one address and constants beyond it. With an address for each row
@@ -143,25 +122,11 @@ struct Strip {
     }
   }
 
-  // Adds what the lows of groups contribute: their products with the sums of x over the groups.
-  CXL_OFFLOAD_VECTOR void add_lows() {
-    const size_t count = groups_of(panel);
-    const float* lows = room.lows.data.get() + step.output * count;
-    const float* sums = room.sums.data.get() + step.row * count;
-    for (size_t at = 0; at < count; at += Vector::kLanes) {
-#pragma GCC unroll 8
-      for (size_t r = 0; r < R; ++r) {
-        const Vector low = Vector::load(lows + r * step.apart * count + at);
-#pragma GCC unroll 8
-        for (size_t m = 0; m < M; ++m) {
-          sum[m][r] = fma(low, Vector::load(sums + m * count + at), sum[m][r]);
-        }
-      }
-    }
-  }
-
   CXL_OFFLOAD_VECTOR void store() {
-    if constexpr (kCodes) add_lows();
+    if constexpr (kCodes) {
+      const size_t count = groups_of(panel);
+      add_lows(panel, room, step, room.sums.data.get() + step.row * count, count, sum);
+    }
     float* to = panel.sums + step.row * panel.outputs + step.output;
 #pragma GCC unroll 8
     for (size_t m = 0; m < M; ++m) {
@@ -183,38 +148,6 @@ struct Strip {
   __m512i places{};
   Vector sum[M][R];
 };
-
-// Reads the scales of codes, for codes that are read as 16 more than they are.
-inline void read_scales(const LinearPanel& panel, Room& room) {
-  const size_t count = groups_of(panel), pairs = 2 * (panel.width / panel.group);
-  float* steps = room.steps.of(panel.outputs * count + kLinearPad);
-  float* lows = room.lows.of(panel.outputs * count);
-  for (size_t i = 0; i < 16; ++i) {
-    room.scale_places[i] = static_cast<int32_t>(i * 8 / panel.group);
-  }
-  room.first_groups.of(panel.width / 128);
-  for (size_t at = 0; at < panel.width; at += 128) {
-    room.first_groups.data[at / 128] = static_cast<uint32_t>(at / panel.group);
-  }
-  const __m512i evens =
-      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
-  for (size_t output = 0; output < panel.outputs; ++output) {
-    const F16* from = panel.pairs + output * panel.pairs_step;
-    for (size_t at = 0; at < count; at += Vector::kLanes) {
-      const size_t left = pairs - 2 * at;
-      const __m512 first = load_pairs(from + 2 * at, left, panel.form).value;
-      __m512 second = _mm512_setzero_ps();
-      if (left > 16) second = load_pairs(from + 2 * at + 16, left - 16, panel.form).value;
-      const __mmask16 there = Vector::first(std::min(left / 2, Vector::kLanes));
-      const __m512 step = _mm512_maskz_mov_ps(there, _mm512_permutex2var_ps(first, evens, second));
-      const __m512 low = _mm512_maskz_mov_ps(there, _mm512_permutex2var_ps(first, odds, second));
-      _mm512_storeu_ps(steps + output * count + at, step);
-      _mm512_storeu_ps(lows + output * count + at,
-                       _mm512_fnmadd_ps(step, _mm512_set1_ps(kCodeOffset), low));
-    }
-  }
-}
 
 // Sums x over the groups of codes.
 inline void sum_groups(const LinearPanel& panel, Room& room) {

@@ -18,6 +18,8 @@ namespace {
 //
 #include "kernels/linear_order.inc.h"
 //
+#include "kernels/linear_codes_room.inc.h"
+//
 #include "kernels/linear_bf16.inc.h"
 
 }  // namespace

@@ -72,9 +72,11 @@ def linear(
         "scalar", "neon", "sve256", "avx2" or "avx512"; "avx512bf16" or "amxbf16", which multiply
         numbers that are sums of one or two numbers of bfloat16 without loss as such, in vectors (x
         of bfloat16) or in tiles (of float16 too). They take subnormal numbers of bfloat16 for zero,
-        and tiles make NaN of an infinity of float16. Empty: the best that this processor has at one
-        row. So 4-bit codes and weights of float16 are multiplied in vectors, while tiles are faster
-        for more rows (docs/linear.md).
+        and tiles make NaN of an infinity of float16; or "avx512vnni", which multiplies 4-bit codes
+        by integers of 24 bits that stand for x, with one unit for every 128 numbers (rows of a
+        multiple of 128 codes, groups of 32, 64 or a multiple of 128). Empty: the best that this
+        processor has at one row, but for the integers. So 4-bit codes and weights of float16 are
+        multiplied in vectors, while tiles are faster for more rows (docs/linear.md).
 
     Returns
     -------

@@ -26,14 +26,14 @@ from cxl_offload.ops.threads import Threads
 
 LinearWay = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-KERNEL, TILES, SINGLE, TORCH = "kernel", "tiles", "single", "torch"
-"""Names of ways: this package's kernel, the same by tiles where it does not take them by itself,
-PyTorch in single precision, PyTorch as it is."""
+KERNEL, TILES, INTEGERS, SINGLE, TORCH = "kernel", "tiles", "integers", "single", "torch"
+"""Names of ways: this package's kernel, the same by tiles or by integers, which it does not take by
+itself, PyTorch in single precision, PyTorch as it is."""
 
 HALF_PRECISION = frozenset({torch.float16})
 ALL_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
-_ASKED_TILES = frozenset({torch.float16, torch.uint8})
-"""Of weights that tiles multiply only when asked; uint8: 4-bit codes."""
+_ONLY_FOR = {TILES: frozenset({torch.float16, torch.uint8}), INTEGERS: frozenset({torch.uint8})}
+"""Types of weights that are multiplied in a way only when asked; uint8: 4-bit codes."""
 
 LinearKey = tuple[torch.dtype, int, int, int, bool]
 """Type, number of rows (the logarithm of the next power of two, at most :data:`LONGEST_PART`'s),
@@ -80,8 +80,12 @@ def kernel_ways(
     def way(isa: str) -> LinearWay:
         return lambda x, weight, bias: linear(x, view(weight), bias, threads=threads(), isa=isa)
 
-    has_tiles = _C.has_bf16_products(tiles=True)
-    return {KERNEL: way(""), **({TILES: way("amxbf16")} if has_tiles else {})}
+    ways = {KERNEL: way("")}
+    if _C.has_bf16_products(tiles=True):
+        ways[TILES] = way("amxbf16")
+    if _C.has_integer_codes():
+        ways[INTEGERS] = way("avx512vnni")
+    return ways
 
 
 def _threads() -> Threads:
@@ -238,8 +242,8 @@ class MeasuredLinear:
         best: dict[str, float] = {}
         for _ in range(times):
             for name, way in self._ways.items():
-                if name == TILES and weight.dtype not in _ASKED_TILES:
-                    continue  # the kernel takes them by itself, or has none for the type
+                if weight.dtype not in _ONLY_FOR.get(name, (weight.dtype,)):
+                    continue  # the kernel takes it by itself, or there is none for the type
                 start = next(begins)
                 part = weight[start : start + step]  # which nobody read yet
                 before = time.perf_counter()

@@ -263,6 +263,7 @@ void fuzz_linear(Input& input) {
   Linear a = c.linear();
   a.bf16_products = input.any_of<Bf16Products>(
       {Bf16Products::kNone, Bf16Products::kVectors, Bf16Products::kTiles, Bf16Products::kBest});
+  a.integers = input.one_in(2);
   if (unfit) {
     spoil(input, a);
     bool refused = false;

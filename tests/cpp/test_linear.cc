@@ -140,13 +140,27 @@ TEST(every_instruction_set_type_and_team_follows_the_sum) {
   }
 }
 
+// How 4-bit codes are multiplied.
+struct CodesWay {
+  Isa isa;
+  bool integers;
+};
+
+std::vector<CodesWay> ways_of_codes() {
+  std::vector<CodesWay> ways;
+  for (Isa isa : supported_isas()) ways.push_back({isa, false});
+  if (has_integer_codes()) ways.push_back({Isa::kAvx512, true});
+  return ways;
+}
+
 TEST(groups_of_codes_of_any_size_follow_the_sum_in_any_batch) {
   WorkerTeam team({{-1, 2, {}}});
-  for (Isa isa : supported_isas()) {
-    for (int64_t group : {32, 64, 96, 128, 160, 4128}) {
+  for (const auto& [isa, integers] : ways_of_codes()) {
+    for (int64_t group : {32, 64, 96, 128, 160, 256, 4128}) {
       const int64_t width = group * (4200 / group + 1);  // more than are summed at a time
       Layer layer({7, 50, width}, Dtype::kUint8, group);
-      const Linear all = layer.linear();
+      Linear all = layer.linear();
+      all.integers = integers;
       run_linear(all, team, isa);
       CHECK(layer.error() < 3e-6);
       for (int64_t row = 0; row < 7; ++row) {
@@ -175,6 +189,21 @@ TEST(weights_are_read_to_their_edge_and_no_further) {
         run_linear(a, team, isa);
         CHECK(layer.error() < 3e-6);
       }
+    }
+  }
+}
+
+TEST(codes_are_read_to_their_edge_in_any_way) {
+  WorkerTeam team({{-1, 2, {}}});
+  for (const auto& [isa, integers] : ways_of_codes()) {
+    for (int64_t width : {128, 384, 4224}) {
+      Layer layer({3, 5, width}, Dtype::kUint8, 64);
+      const PageEdge weight(layer.weight.data(), layer.weight.size());
+      Linear a = layer.linear();
+      a.weight.data = weight.data();
+      a.integers = integers;
+      run_linear(a, team, isa);
+      CHECK(layer.error() < 3e-6);
     }
   }
 }

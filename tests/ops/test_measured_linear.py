@@ -14,6 +14,7 @@ from torch.nn import functional
 from cxl_offload.ops import measured_linear
 from cxl_offload.ops.measured_linear import (
     ALL_TYPES,
+    INTEGERS,
     KERNEL,
     SINGLE,
     TORCH,
@@ -21,7 +22,7 @@ from cxl_offload.ops.measured_linear import (
     MeasuredLinear,
 )
 
-WAYS = list(MeasuredLinear()._ways)  # this package's twice where the processor has tiles
+WAYS = [name for name in MeasuredLinear()._ways if name != INTEGERS]  # which is for 4-bit codes
 
 
 @dataclass

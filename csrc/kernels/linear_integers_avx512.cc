@@ -1,0 +1,52 @@
+// Layers of 4-bit codes by products of integers, with AVX-512 and VNNI.
+#include "kernels/linear_integers.h"
+
+#if CXL_OFFLOAD_X86
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+
+#include "kernels/kept.h"
+#include "kernels/vector/target_avx512vnni.inc.h"
+
+namespace cxl_offload::kernels {
+namespace {
+
+constexpr float kCodeOffset = 0;
+
+// The order matters: each file uses what those before it define.
+#include "kernels/vector/avx512.inc.h"
+//
+#include "kernels/linear_order.inc.h"
+//
+#include "kernels/linear_codes_room.inc.h"
+//
+#include "kernels/linear_integers.inc.h"
+
+}  // namespace
+
+LinearKernel linear_kernel_integers(const Linear& a) {
+  if (!is_codes(a) || !has_integer_codes()) return {};
+  const int64_t width = a.x.shape[1];
+  const int64_t group = width / a.groups.shape[1];
+  if ((group != 32 && group != 64 && group % 128 != 0) || width % 128 != 0) return {};
+  LinearKernel kernel = linear_kernel_avx512(a.weight.dtype);
+  kernel.prepare = prepare_integers;
+  kernel.multiply = multiply_integers;
+  return kernel;
+}
+
+}  // namespace cxl_offload::kernels
+
+#include "kernels/vector/target_end.inc.h"
+
+#else
+
+namespace cxl_offload::kernels {
+
+LinearKernel linear_kernel_integers(const Linear&) { return {}; }
+
+}  // namespace cxl_offload::kernels
+
+#endif  // CXL_OFFLOAD_X86
