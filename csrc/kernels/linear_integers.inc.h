@@ -148,7 +148,7 @@ struct Strip {
 #pragma GCC unroll 3
     for (size_t d = 0; d < kDigits; ++d) {
 #pragma GCC unroll 8
-      for (size_t r = 0; r < R && d > 0; ++r) products[r] = _mm512_slli_epi32(products[r], 8);
+      for (size_t r = 0; r < R; ++r) products[r] = _mm512_slli_epi32(products[r], 8);
 #pragma GCC unroll 2
       for (size_t half = 0; half < 2; ++half) {
         const __m512i digits = _mm512_loadu_si512(whole.digits[d][half]);

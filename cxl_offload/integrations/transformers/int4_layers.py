@@ -57,9 +57,9 @@ def _by_torch(
 class Int4Linear(nn.Module):
     """``y = x w^T + bias`` with weights ``(code - zero) * step``.
 
-    Up to :data:`~cxl_offload.ops.measured_linear.MANY_ROWS` rows are the kernel's, by vectors or
-    tiles, whichever the first calls of a shape show to be faster. More, as of a prompt, are torch's
-    over numbers where a part of the layer is faster so.
+    Up to :data:`~cxl_offload.ops.measured_linear.MANY_ROWS` rows are the kernel's, by vectors,
+    tiles or integers, whichever the first calls of a shape show to be fastest. More, as of a
+    prompt, are torch's over numbers where a part of the layer is faster so.
 
     Parameters
     ----------
