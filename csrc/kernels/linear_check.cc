@@ -35,7 +35,8 @@ void check_matrices(const Linear& a) {
   }
   if (a.x.shape[1] != width_of(a)) {
     throw InvalidArgument("linear: x " + type_and_shape(a.x) +
-                          " has rows of another width than weights " + type_and_shape(a.weight));
+                          " has rows of another width than weights " + type_and_shape(a.weight) +
+                          (is_codes(a) ? ", two 4-bit codes a byte" : ""));
   }
   if (a.y.shape[0] != a.x.shape[0] || a.y.shape[1] != a.weight.shape[0]) {
     throw InvalidArgument("linear: y " + type_and_shape(a.y) + " does not fit x " +

@@ -87,9 +87,11 @@ def int4_quantized(weight: torch.Tensor, group: int = GROUP) -> Int4Weight:
     Raises
     ------
     ValueError
-        Groups that do not divide a row, weights of other than two dimensions, or finite ones whose
-        least number or step is beyond float16.
+        Groups that do not divide a row, weights of other than two dimensions or of no float type,
+        or finite ones whose least number or step is beyond float16.
     """
+    if not weight.is_floating_point():
+        raise ValueError(f"weights of {weight.dtype} to quantize: give a float type")
     if weight.dim() != 2 or group < 32 or group % 32 or weight.shape[1] % group:
         raise ValueError(
             f"groups of {group} in weights of shape {tuple(weight.shape)}: give (outputs, width) "

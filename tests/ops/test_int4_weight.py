@@ -79,6 +79,8 @@ def test_codes_that_do_not_fit_are_refused(layer: tuple[torch.Tensor, ...]) -> N
         int4_from_awq(words(codes.t(), order).float(), words(zeros, order), scales)
     with pytest.raises(ValueError, match="groups of 64"):
         int4_quantized(torch.ones(2, 96), group=64)
+    with pytest.raises(ValueError, match=r"torch\.int8 to quantize: give a float type"):
+        int4_quantized(torch.ones(2, 64, dtype=torch.int8))
     for far in (torch.linspace(-1e6, 1e6, 64), torch.full((64,), 7e4), -torch.full((64,), 7e4)):
         with pytest.raises(ValueError, match=r"weights from .* float16, which ends at 65504"):
             int4_quantized(far[None])

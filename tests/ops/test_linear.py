@@ -211,7 +211,7 @@ def test_linear_refuses_what_it_cannot_do() -> None:
     codes = int4_quantized(draw(6, 64))
     with pytest.raises(ValueError, match="another width"):
         linear(x[:, :63], weight)
-    with pytest.raises(ValueError, match="another width"):
+    with pytest.raises(ValueError, match=r"another width than weights .*, two 4-bit codes a byte"):
         linear(draw(2, 32), codes)
     with pytest.raises(ValueError, match="no dimension"):
         linear(torch.tensor(1.0), weight)
