@@ -28,9 +28,11 @@ constexpr float kCodeOffset = 0;
 
 LinearKernel linear_kernel_integers(const Linear& a) {
   if (!is_codes(a) || !has_integer_codes()) return {};
+  constexpr int64_t kCodes = kBlock;
   const int64_t width = a.x.shape[1];
   const int64_t group = width / a.groups.shape[1];
-  if ((group != 32 && group != 64 && group % 128 != 0) || width % 128 != 0) return {};
+  const bool whole = group > 0 && (group % kCodes == 0 || kCodes % group == 0);
+  if (!whole || width % kCodes != 0) return {};
   LinearKernel kernel = linear_kernel_avx512(a.weight.dtype);
   kernel.prepare = prepare_integers;
   kernel.multiply = multiply_integers;
