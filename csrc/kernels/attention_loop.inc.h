@@ -55,7 +55,7 @@ inline void load_part(const T* from, V (&to)[C]) {
     for (size_t c = 0; c < C; c += 2) {
       Vector::load_pair(from + c * Vector::kLanes, to[c], to[c + 1]);
     }
-  } else if constexpr (kLoadsTwo<Vector, T> && C % 2 == 0) {
+  } else if constexpr (kLoadsTwo<V, T> && C % 2 == 0) {
 #pragma GCC unroll 4
     for (size_t c = 0; c < C; c += 2) {
       V::load_two(from + c * V::kLanes, to[c], to[c + 1]);

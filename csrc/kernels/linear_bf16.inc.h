@@ -127,12 +127,7 @@ struct Strip {
       const size_t count = groups_of(panel);
       add_lows(panel, room, step, room.sums.data.get() + step.row * count, count, sum);
     }
-    float* to = panel.sums + step.row * panel.outputs + step.output;
-#pragma GCC unroll 8
-    for (size_t m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-      for (size_t r = 0; r < R; ++r) to[m * panel.outputs + r * step.apart] = sum[m][r].total();
-    }
+    write_totals(panel, step, sum);
   }
 
   const LinearPanel& panel;

@@ -1,7 +1,7 @@
-// The scales of 4-bit codes where a register has eight codes of every lane: rows have a multiple of
-// 128 codes, and groups have 32, 64 or a multiple of 128. The sources include this file inside of
-// an unnamed namespace, after linear_order.inc.h. They have defined kCodeOffset: codes are read as
-// so much more than they are.
+// The scales of 4-bit codes, and the ends of strips, where a register has eight codes of every
+// lane: rows have a multiple of 128 codes, and groups have 32, 64 or a multiple of 128. The sources
+// include this file inside of an unnamed namespace, after linear_order.inc.h. They have defined
+// kCodeOffset: codes are read as so much more than they are.
 
 // What one thread needs while it multiplies a panel of 4-bit codes. Each row of the first three
 // arrays has groups_of() numbers: one for each group, then zeros.
@@ -72,5 +72,17 @@ CXL_OFFLOAD_VECTOR void add_lows(const LinearPanel& panel, const Room& room, con
         sum[m][r] = fma(low, Vector::load(sums + m * sums_apart + at), sum[m][r]);
       }
     }
+  }
+}
+
+// Writes the sums of a strip where the panel has them.
+template <size_t M, size_t R>
+CXL_OFFLOAD_VECTOR void write_totals(const LinearPanel& panel, const Step& step,
+                                     const Vector (&sum)[M][R]) {
+  float* to = panel.sums + step.row * panel.outputs + step.output;
+#pragma GCC unroll 8
+  for (size_t m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (size_t r = 0; r < R; ++r) to[m * panel.outputs + r * step.apart] = sum[m][r].total();
   }
 }

@@ -139,7 +139,7 @@ struct Strip {
     }
   }
 
-  // Adds the products with one row of x. 128 of them add up to less than 2^31 in each lane.
+  // Adds the products with one row of x. A lane has those of eight codes, which are below 2^31.
   CXL_OFFLOAD_VECTOR static void add_row(const WholeBlock& whole, const __m512i (&part)[R][2],
                                          const __m512 (&scale)[R], Vector (&to)[R]) {
     __m512i products[R];
@@ -168,12 +168,7 @@ struct Strip {
 
   CXL_OFFLOAD_VECTOR void store() {
     add_lows(panel, room, step, sums_of_row(panel, step.row), panel.x_step, sum);
-    float* to = panel.sums + step.row * panel.outputs + step.output;
-#pragma GCC unroll 8
-    for (size_t m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-      for (size_t r = 0; r < R; ++r) to[m * panel.outputs + r * step.apart] = sum[m][r].total();
-    }
+    write_totals(panel, step, sum);
   }
 
   const LinearPanel& panel;
