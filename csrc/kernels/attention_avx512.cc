@@ -22,14 +22,9 @@ AttentionPass attention_pass_avx512(Dtype dtype) { return find_pass(dtype); }
 
 }  // namespace cxl_offload::kernels
 
-// VNNI beside them.
-#if defined(__clang__)
-#pragma clang attribute pop
-#pragma clang attribute push( \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))), apply_to = function)
-#else
-#pragma GCC target("avx512vnni")
-#endif
+#include "kernels/vector/target_end.inc.h"
+//
+#include "kernels/vector/target_avx512vnni.inc.h"
 
 namespace cxl_offload::kernels {
 namespace {

@@ -34,8 +34,9 @@ constexpr size_t kLineFloats = 16;
 // layers.
 constexpr size_t kMostKept = size_t{1} << 20;
 
-// How many weights a piece of work has at least by which a way is chosen.
+// How many weights a unit, and a layer, has at least by which a way is chosen.
 constexpr size_t kLeastTried = size_t{1} << 16;
+constexpr size_t kLeastLayerTried = size_t{1} << 19;
 
 // The arrays of the calls of one thread, which its team writes and reads.
 struct CallRoom {
@@ -51,12 +52,25 @@ CallRoom& room_of_this_thread() {
 
 using ColumnChoice = MeasuredChoice<kNearBytes.size()>;
 
+template <class Choice, size_t kMost>
+using ChoicesOfTypes =
+    std::array<std::array<Choice, kMost + 1>, static_cast<size_t>(Dtype::kUint8) + 1>;
+
 // Which of kNearBytes is fastest for weights of a type and so many tiles.
 ColumnChoice& column_choice_of(Dtype weight, size_t tiles) {
   constexpr size_t kMostTiles = 8;  // the weights come from memory for a small part of the time
-  using OfTiles = std::array<ColumnChoice, kMostTiles + 1>;
-  static std::array<OfTiles, static_cast<size_t>(Dtype::kUint8) + 1> choices;
+  static ChoicesOfTypes<ColumnChoice, kMostTiles> choices;
   return choices[static_cast<size_t>(weight)][std::min(tiles, kMostTiles)];
+}
+
+using CacheChoice = MeasuredChoice<2, 12>;
+
+// Whether a single tile of so many rows prefetches weights of a type into the nearest cache (0) or
+// into the second one (1), which suits an EPYC of Zen 4 better (docs/linear.md).
+CacheChoice& cache_choice_of(Dtype weight, size_t rows) {
+  constexpr size_t kMostRows = 8;  // with more, no strip is spread
+  static ChoicesOfTypes<CacheChoice, kMostRows> choices;
+  return choices[static_cast<size_t>(weight)][std::min(rows, kMostRows)];
 }
 
 LinearKernel kernel_for(Dtype weight, Isa isa) {
@@ -118,6 +132,7 @@ class LinearRun {
     tile_ = kernel_.tile_of(rows_);
     padded_rows_ = round_up(rows_, tile_);  // rows beyond the last are zeros
     column_choice_ = &column_choice_of(linear.weight.dtype, padded_rows_ / tile_);
+    cache_choice_ = &cache_choice_of(linear.weight.dtype, tile_);
     read_x();
     read_factors(isa);
   }
@@ -146,9 +161,16 @@ class LinearRun {
     each_ = each;
     if (slots == 1) {
       for (const Outputs& unit : units) multiply(unit, 0, copy_for(0));
-      return;
+    } else if (padded_rows_ == tile_) {
+      // Weights that are one row again and again come from a cache, which tells nothing.
+      const size_t size = a_.weight.strides[0] == 0 ? 0 : outputs_ * width_;
+      cache_choice_->run(size, kLeastLayerTried, [&](size_t way) {
+        nearest_ = way == 0;
+        share_out(units, team, kernel);
+      });
+    } else {
+      share_out(units, team, kernel);
     }
-    share_out(units, team, kernel);
   }
 
  private:
@@ -248,6 +270,7 @@ class LinearRun {
     add_scales(unit, slot, copy, panel);
     panel.sums = room_.sums.data.get() + slot * padded_rows_ * each_;
     panel.fetched = fetched;
+    panel.nearest = nearest_;
     if (next != nullptr) {
       panel.next = weights_of(copy, *next);
       panel.next_outputs = next->end - next->begin;
@@ -319,6 +342,8 @@ class LinearRun {
   const size_t row_bytes_;
   size_t tile_ = 0;
   ColumnChoice* column_choice_ = nullptr;
+  CacheChoice* cache_choice_ = nullptr;
+  bool nearest_ = true;
   size_t padded_rows_ = 0;
   size_t each_ = 0;  // how many outputs a unit has
   CallRoom& room_ = room_of_this_thread();

@@ -91,6 +91,7 @@ struct Strip {
     }
   }
 
+  template <bool kNearest>
   CXL_OFFLOAD_VECTOR void columns(size_t begin, size_t end) {
     const Reader reader;
     size_t at = begin;
@@ -102,7 +103,7 @@ struct Strip {
 #pragma GCC unroll 8
       for (size_t r = 0; r < R; ++r) {
         reader.read(_mm512_loadu_si512(from + r * apart), numbers[r]);
-        __builtin_prefetch(from + r * apart + far, 0, kSpread ? 3 : 2);
+        __builtin_prefetch(from + r * apart + far, 0, kNearest ? 3 : 2);
       }
       if constexpr (kCodes) {
         add_scaled(numbers, at);
@@ -169,11 +170,11 @@ inline void sum_groups(const LinearPanel& panel, Room& room) {
   }
 }
 
-template <class W, size_t M, size_t R>
+template <class W, size_t M, size_t R, bool kNearest>
 [[gnu::noinline]] void multiply_strip(const LinearPanel& panel, const Room& room,
                                       const Step& step) {
   Strip<W, M, R> strip(panel, room, step);
-  strip.columns(step.begin, step.end);
+  strip.template columns<kNearest>(step.begin, step.end);
   if (step.last) {
     strip.store();
   } else {
@@ -192,16 +193,20 @@ void multiply_tiles(const LinearPanel& panel) {
   Order order(panel, kBlock, sizeof(Bf16), 0, panel.width);
   order.cut<M, R>();
   visit_steps<M, R>(order, [&]<size_t kStrip>(const Step& step) {
-    multiply_strip<W, M, kStrip>(panel, room, step);
+    if constexpr (Strip<W, M, kStrip>::kSpread) {
+      if (panel.nearest) return multiply_strip<W, M, kStrip, true>(panel, room, step);
+    }
+    multiply_strip<W, M, kStrip, false>(panel, room, step);
   });
 }
 
 // How many outputs a strip has beside tiles of 1, 2, 4, 6 and 8 rows. The registers allow no more
-// beside many rows; beside few rows, weights are read faster in fewer streams.
+// beside many rows; beside one row, weights are read into the nearest cache faster in fewer
+// streams.
 template <class W>
 constexpr size_t strip_outputs(size_t index) {
   constexpr size_t kOfBf16[] = {2, 4, 4, 4, 3};
-  constexpr size_t kOfBytes[] = {2, 4, 3, 2, 2};
+  constexpr size_t kOfBytes[] = {2, 4, 4, 2, 2};
   constexpr size_t kOfCodes[] = {4, 3, 2, 1, 1};
   if (std::is_same_v<W, Codes>) return kOfCodes[index];
   return sizeof(W) == 1 ? kOfBytes[index] : kOfBf16[index];
@@ -211,6 +216,7 @@ template <class W>
 void multiply(const LinearPanel& panel) {
   switch (panel.tile) {
     case 1:
+      if (!panel.nearest) return multiply_tiles<W, 1, 4>(panel);
       return multiply_tiles<W, 1, strip_outputs<W>(0)>(panel);
     case 2:
       return multiply_tiles<W, 2, strip_outputs<W>(1)>(panel);

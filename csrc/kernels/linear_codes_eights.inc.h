@@ -131,7 +131,13 @@ struct CodeStrip {
     const auto from = static_cast<ptrdiff_t>(here);
     const ptrdiff_t far = from + (kSpread && from >= step.turn ? step.jump : step.ahead);
 #pragma GCC unroll 8
-    for (size_t r = 0; r < R; ++r) __builtin_prefetch(codes + r * apart + far, 0, kSpread ? 3 : 2);
+    for (size_t r = 0; r < R; ++r) {
+      if (kSpread && panel.nearest) {
+        __builtin_prefetch(codes + r * apart + far, 0, 3);
+      } else {
+        __builtin_prefetch(codes + r * apart + far, 0, 2);
+      }
+    }
   }
 
   // Adds the products of the columns [begin, end), which are whole blocks of one group.

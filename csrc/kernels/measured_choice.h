@@ -13,10 +13,13 @@
 
 namespace cxl_offload::kernels {
 
-// The first way is taken unless another is clearly faster.
+// The first way is taken unless another is clearly faster. Where threads read memory at the same
+// time, a piece that is all of their work is read as it will be when the choice is made: all of
+// them in one way.
 //
-// Any thread may call this at any time. It takes no lock, so a child of a fork may go on with it.
-template <size_t kWays>
+// kTrials is how often each way is tried. Any thread may call this at any time. It takes no lock,
+// so a child of a fork may go on with it.
+template <size_t kWays, size_t kTrials = 32>
 class MeasuredChoice {
  public:
   // Calls work(way) with the way that is chosen. While none is, pieces of at least `least_size`
@@ -37,8 +40,16 @@ class MeasuredChoice {
     const size_t chosen = chosen_.load(std::memory_order_relaxed);
     return chosen == kOpen ? 0 : chosen - 1;
   }
-  // The way that a trial takes.
-  size_t turn() { return turn_.fetch_add(1, std::memory_order_relaxed) % kWays; }
+  // The way that a trial takes: each once in kWays trials. Pieces of work may differ and come in a
+  // period, as the layers of a model do, so the order has none: the sum of the digits of the
+  // trial's number (for two ways, the sequence of Thue and Morse).
+  size_t turn() {
+    size_t sum = 0;
+    for (size_t left = turn_.fetch_add(1, std::memory_order_relaxed); left > 0; left /= kWays) {
+      sum += left % kWays;
+    }
+    return sum % kWays;
+  }
 
   bool is_open() const { return chosen_.load(std::memory_order_relaxed) == kOpen; }
 
@@ -57,7 +68,6 @@ class MeasuredChoice {
 
  private:
   static constexpr size_t kOpen = 0;
-  static constexpr size_t kTrials = 32;
   static constexpr float kClearly = 0.98f;
 
   struct Trials {

@@ -217,6 +217,28 @@ TEST(work_of_many_units_is_done_once_by_any_team) {
   CHECK(std::memcmp(one.y.data(), many.y.data(), one.y.size() * sizeof(float)) == 0);
 }
 
+// The first calls with one tile prefetch weights into the first or into the second cache, in turns.
+TEST(a_row_has_the_same_bits_however_its_weights_are_prefetched) {
+  constexpr int64_t kOutputs = 528, kWidth = 1536;
+  WorkerTeam alone({{-1, 1, {}}});
+  for (Dtype dtype : kWeights) {
+    for (int64_t rows : {1, 2, 4}) {
+      Layer layer({rows, kOutputs, kWidth}, dtype);
+      std::vector<Bf16> x(layer.x.size());
+      std::ranges::transform(layer.x, x.begin(), [](float value) { return to_bf16(value); });
+      Linear a = layer.linear();
+      if (dtype != Dtype::kFloat16) a.x = view_of(x.data(), Dtype::kBfloat16, {rows, kWidth});
+      run_linear(a, alone, best_isa());
+      const std::vector<float> first = layer.y;
+      for (int call = 1; call < 4; ++call) {
+        std::ranges::fill(layer.y, 0.0f);
+        run_linear(a, alone, best_isa());
+        CHECK(layer.y == first);
+      }
+    }
+  }
+}
+
 // The first calls with several tiles try strips of few and of many columns in turns. With an odd
 // number of units, each unit is multiplied in both ways.
 TEST(a_row_has_the_same_bits_however_its_columns_are_cut) {
