@@ -76,6 +76,9 @@ class Benchmark:
         return [str(python), "-m", module, *options, "--json", str(result)]
 
 
+SMALL_TRAINED = ("--layers", "2", "--hidden", "256", "--vocabulary", "4096")
+"""A model that trains on 32 sequences of 512 tokens in a second or two."""
+
 BENCHMARKS = (
     Benchmark("flexgen", quick=("--rounds", "3")),
     Benchmark("transformers", quick=("--rounds", "5", "--seconds", "12")),
@@ -92,9 +95,9 @@ BENCHMARKS = (
     Benchmark("prediction", quick=("--quick",)),
     Benchmark("plan", ("--measured",), ("--quick",)),
     Benchmark("vllm_kv", quick=("--rounds", "2", "--restarts", "1"), environment=VLLM_ENVIRONMENT),
-    Benchmark("flexgen", ("--grid",), ("--rounds", "3")),
-    Benchmark("zero_offload", ("--grid",), ("--rounds", "5")),
-    Benchmark("vllm_kv", ("--grid",), ("--rounds", "2"), environment=VLLM_ENVIRONMENT),
+    Benchmark("flexgen", ("--grid",), ("--rounds", "3", "--layers", "2", "--gen-len", "6")),
+    Benchmark("zero_offload", ("--grid",), ("--rounds", "5", *SMALL_TRAINED)),
+    Benchmark("vllm_kv", ("--grid",), ("--rounds", "2", "--layers", "4"), VLLM_ENVIRONMENT),
 )
 WITH_CONDITIONS = frozenset(each.name for each in BENCHMARKS if each.is_grid)
 """Those that take ``--neighbour``, at either size (conditions.py)."""
