@@ -66,7 +66,7 @@ ColumnChoice& column_choice_of(Dtype weight, size_t tiles) {
 using CacheChoice = MeasuredChoice<2, 12>;
 
 // Whether a single tile of so many rows prefetches weights of a type into the nearest cache (0) or
-// into the second one (1), which suits an EPYC of Zen 4 better (docs/linear.md).
+// into the second one (1), which suits an EPYC of Zen 4 better (docs/linear-measured.md).
 CacheChoice& cache_choice_of(Dtype weight, size_t rows) {
   constexpr size_t kMostRows = 8;  // with more, no strip is spread
   static ChoicesOfTypes<CacheChoice, kMostRows> choices;

@@ -76,7 +76,7 @@ def linear(
         by integers of 24 bits that stand for x, with one unit for every 128 numbers (rows of a
         multiple of 128 codes, groups of 32, 64 or a multiple of 128). Empty: the best that this
         processor has at one row, but for the integers. So 4-bit codes and weights of float16 are
-        multiplied in vectors, while tiles are faster for more rows (docs/linear.md).
+        multiplied in vectors, while tiles are faster for more rows (docs/linear-measured.md).
 
     Returns
     -------
