@@ -159,18 +159,17 @@ class LinearRun {
       units.push_back({at, std::min(outputs_, at + each)});
     }
     each_ = each;
-    if (slots == 1) {
+    const auto multiply_all = [&] {
+      if (slots > 1) return share_out(units, team, kernel);
       for (const Outputs& unit : units) multiply(unit, 0, copy_for(0));
-    } else if (padded_rows_ == tile_) {
-      // Weights that are one row again and again come from a cache, which tells nothing.
-      const size_t size = a_.weight.strides[0] == 0 ? 0 : outputs_ * width_;
-      cache_choice_->run(size, kLeastLayerTried, [&](size_t way) {
-        nearest_ = way == 0;
-        share_out(units, team, kernel);
-      });
-    } else {
-      share_out(units, team, kernel);
-    }
+    };
+    if (padded_rows_ != tile_) return multiply_all();
+    // Weights that are one row again and again come from a cache, which tells nothing.
+    const size_t size = a_.weight.strides[0] == 0 ? 0 : outputs_ * width_;
+    cache_choice_->run(size, kLeastLayerTried, [&](size_t way) {
+      nearest_ = way == 0;
+      multiply_all();
+    });
   }
 
  private:
