@@ -19,17 +19,21 @@
 namespace cxl_offload::kernels {
 namespace {
 
-constexpr size_t kFewestAhead = 4;
+// A pass reads up to 8 rows side by side, where a unit has several heads.
+constexpr size_t kFewestAhead = 8;
 constexpr size_t kAheadBytes = 8192;
-constexpr size_t kLeastTriedBytes = size_t{64} << 20;
+constexpr size_t kLeastTriedBytes = size_t{16} << 20;
 
-// Whether to prefetch into the second cache (0) or into the nearest one (1). An EPYC of Zen 4 read
-// a fifth faster by the first way, one of Zen 5 up to 9 % by the second.
-using NearChoice = MeasuredChoice<2>;
+// Whole calls find out how rows are prefetched, in the order of RowPrefetch. It depends on the
+// processor, on how fast its memory is at the time, and on how rows lie: on a Zen 4, one head's
+// rows that follow one another are read fastest without prefetches, and short pieces of rows with
+// them.
+constexpr size_t kRowPrefetches = 3;
+using RowChoice = MeasuredChoice<kRowPrefetches, 12>;
 
-NearChoice& near_choice_of(Dtype dtype) {
-  static std::array<NearChoice, static_cast<size_t>(Dtype::kUint8) + 1> choices;
-  return choices[static_cast<size_t>(dtype)];
+RowChoice& row_choice_of(Dtype dtype, bool several_heads) {
+  static std::array<std::array<RowChoice, 2>, static_cast<size_t>(Dtype::kUint8) + 1> choices;
+  return choices[static_cast<size_t>(dtype)][several_heads ? 1 : 0];
 }
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
@@ -71,7 +75,7 @@ class Run {
         dim_(static_cast<size_t>(attention.q.shape[2])),
         padded_(padded_dim(attention)),
         codes_(attention.k.dtype == Dtype::kUint8),
-        near_choice_(near_choice_of(attention.k.dtype)) {
+        row_choice_(row_choice_of(attention.k.dtype, work_.tile > 1)) {
     find_places(isa_lanes(isa));
     sums_ = std::make_unique_for_overwrite<float[]>(work_.queries * padded_);
     most_.assign(work_.queries, kLowest);
@@ -97,15 +101,29 @@ class Run {
     }
     WorkQueues<size_t> queues = queues_of(a_, units, team, kernel);
     std::atomic<size_t> taken = 0;
-    team.run([&](size_t group) {
-      const size_t slot = taken.fetch_add(1);
-      queues.drain(group, [&](size_t index, const size_t* next) {
-        attend(units[index], next == nullptr ? nullptr : &units[*next], slot);
+    row_choice_.run(tried_bytes(), kLeastTriedBytes, [&](size_t way) {
+      prefetch_ = static_cast<RowPrefetch>(way);
+      team.run([&](size_t group) {
+        const size_t slot = taken.fetch_add(1);
+        queues.drain(group, [&](size_t index, const size_t* next) {
+          attend(units[index], next == nullptr ? nullptr : &units[*next], slot);
+        });
       });
     });
   }
 
  private:
+  // The bytes by which calls are compared. Codes are prefetched in one way, and small caches may
+  // lie in the processor's own, which says nothing of the memory.
+  size_t tried_bytes() const {
+    if (codes_) return 0;
+    size_t rows = 0;
+    for (const Unit& unit : work_.units) {
+      rows += static_cast<size_t>((unit.end - unit.begin) * unit.heads);
+    }
+    return 2 * rows * row_bytes(a_.k);
+  }
+
   // Writes the queries from `first` on as a pass reads them. Each unit reads its own: read by one
   // thread for all, they took a fifth of the time of a cache with many queries.
   void read_queries(size_t first, size_t count, float* to) const {
@@ -191,11 +209,8 @@ class Run {
     rows.ahead = std::clamp(kAheadBytes / row, kFewestAhead, kAttentionAhead);
     RowBlocks blocks(a_, rows_of(unit), rows);
     if (next != nullptr) blocks.follow_with(rows_of(*next));
-    const auto count = static_cast<size_t>((unit.end - unit.begin) * unit.heads);
-    near_choice_.run(count, least_tried(), [&](size_t way) {
-      rows.nearest = way == 1;
-      for (state.first = true; blocks.next(); state.first = false) pass_(rows, state);
-    });
+    rows.prefetch = prefetch_;
+    for (state.first = true; blocks.next(); state.first = false) pass_(rows, state);
     // The thread that is last joins the parts. It joins them in their order, so the result is the
     // same whichever thread is last.
     if (work_.parts[unit.part].left.fetch_sub(1, std::memory_order_acq_rel) == 1) merge(unit.part);
@@ -213,13 +228,6 @@ class Run {
     state.divided = divided_.data() + slot * divided_each();
     state.whole = whole_.data() + slot * whole_each();
     state.staged = reinterpret_cast<std::byte*>(staged_.data() + slot * staged_each());
-  }
-
-  // How many rows a unit has at least by which the cache to prefetch into is chosen. Caches of keys
-  // and values that lie in the processor's own say nothing of the memory.
-  size_t least_tried() const {
-    const bool is_small = a_.k.bytes() + a_.v.bytes() < kLeastTriedBytes;
-    return codes_ || is_small ? std::numeric_limits<size_t>::max() : kFewestRows;
   }
 
   RowSource rows_of(const Unit& unit) const {
@@ -301,7 +309,8 @@ class Run {
   const size_t dim_;
   const size_t padded_;
   const bool codes_;  // whether caches are codes
-  NearChoice& near_choice_;
+  RowChoice& row_choice_;
+  RowPrefetch prefetch_ = RowPrefetch::kSecond;
   std::vector<size_t> places_;      // where the numbers of a head are in a query
   std::vector<size_t> sum_places_;  // where they are in the sums
   std::vector<float> q_;

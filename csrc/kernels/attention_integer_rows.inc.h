@@ -77,17 +77,9 @@ struct StagedRows {
     }
   }
 
-  // Prefetches the rows to copy next while this thread computes.
-  CXL_OFFLOAD_VECTOR static void ask_for(const CodesOf& of, size_t row, size_t head) {
-#pragma GCC unroll 16
-    for (size_t i = 0; i < kStagedRows; ++i) {
-      prefetch_line(of.rows[row + i] + head * of.step);
-    }
-    if (head % (kLineBytes / kScaleBytes) != 0) return;
-#pragma GCC unroll 16
-    for (size_t i = 0; i < kStagedRows; ++i) {
-      prefetch_line(of.groups[row + i] + head * of.groups_step);
-    }
+  // Prefetches a head's share of the rows to copy next while this thread computes.
+  static void ask_for(const CodesOf& of, size_t row, size_t head, size_t heads) {
+    ask_for_rows(of, row, kStagedRows, head, heads, kRowBytes, kScaleBytes);
   }
 
   const std::byte* rows[kStagedRows];
@@ -106,7 +98,7 @@ CXL_OFFLOAD_VECTOR void add_staged(const CodesOf& of, const CodesOf& next, size_
   }
   for (size_t query = 0; query < state.kv_heads * state.group; ++query) {
     if (query % state.group == 0) {
-      StagedRows<kGroups>::ask_for(next, from + kStagedRows, query / state.group);
+      StagedRows<kGroups>::ask_for(next, from + kStagedRows, query / state.group, state.kv_heads);
     }
     add_query<kGroups>(of, kStagedRows, 0, from, query, weights[query], state);
   }
@@ -124,7 +116,7 @@ inline void visit_integers(const CodesOf& of, const AttentionRows& all,
       staged.read(of, from, state.kv_heads);
       if constexpr (kScore) {
         for (size_t head = 0; head < state.kv_heads; ++head) {
-          staged.ask_for(of, from + kStagedRows, head);
+          staged.ask_for(of, from + kStagedRows, head, state.kv_heads);
           score_head<kGroups>(staged.of(), 0, false, from, head, state);
         }
       } else {

@@ -111,17 +111,17 @@ CXL_OFFLOAD_VECTOR void ask_for(const CodesOf& of, size_t row, size_t ahead) {
     constexpr size_t kLine = kLineBytes / scale_bytes(kGroups);  // rows of scales
 #pragma GCC unroll 16
     for (size_t i = 0; i < N; i += 3 - kGroups) {
-      prefetch_line(of.rows[row + i] + kFarBytes);
+      prefetch_second(of.rows[row + i] + kFarBytes);
     }
 #pragma GCC unroll 16
     for (size_t i = 0; i < N; i += kLine) {
-      prefetch_line(of.groups[row + i] + kFarBytes / 8);
+      prefetch_second(of.groups[row + i] + kFarBytes / 8);
     }
   } else {
 #pragma GCC unroll 16
     for (size_t i = 0; i < N; ++i) {
-      prefetch_line(of.rows[row + ahead + i]);
-      prefetch_line(of.groups[row + ahead + i]);
+      prefetch_second(of.rows[row + ahead + i]);
+      prefetch_second(of.groups[row + ahead + i]);
     }
   }
 }

@@ -89,6 +89,9 @@ struct WholeQuery {
   bool fits;  // false if a number is NaN, infinite or out of range
 };
 
+// Into which cache rows are prefetched. With none the processor finds the next ones by itself.
+enum class RowPrefetch { kSecond, kNearest, kNone };
+
 // Rows of one sequence: head h of row i begins at k[i] + h * k_step bytes.
 struct AttentionRows {
   const std::byte* k[kAttentionBlock + kAttentionAhead];
@@ -106,8 +109,7 @@ struct AttentionRows {
   bool k_in_line = false;
   bool v_in_line = false;
   size_t ahead = 0;  // how many rows ahead of its use a row is prefetched
-  // Whether rows of numbers are prefetched into the nearest cache, not into the second one.
-  bool nearest = false;
+  RowPrefetch prefetch = RowPrefetch::kSecond;  // of rows of numbers
   size_t count = 0;  // at most a block; kAttentionAhead more are valid addresses
 };
 

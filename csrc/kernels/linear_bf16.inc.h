@@ -103,7 +103,7 @@ struct Strip {
 #pragma GCC unroll 8
       for (size_t r = 0; r < R; ++r) {
         reader.read(_mm512_loadu_si512(from + r * apart), numbers[r]);
-        __builtin_prefetch(from + r * apart + far, 0, kNearest ? 3 : 2);
+        prefetch_into<kNearest>(from + r * apart + far);
       }
       if constexpr (kCodes) {
         add_scaled(numbers, at);

@@ -133,9 +133,9 @@ struct CodeStrip {
 #pragma GCC unroll 8
     for (size_t r = 0; r < R; ++r) {
       if (kSpread && panel.nearest) {
-        __builtin_prefetch(codes + r * apart + far, 0, 3);
+        prefetch_near(codes + r * apart + far);
       } else {
-        __builtin_prefetch(codes + r * apart + far, 0, 2);
+        prefetch_second(codes + r * apart + far);
       }
     }
   }

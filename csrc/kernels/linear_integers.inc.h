@@ -127,7 +127,7 @@ struct Strip {
 #pragma GCC unroll 8
     for (size_t r = 0; r < R; ++r) {
       const __m512i bytes = _mm512_loadu_si512(from + r * apart);
-      __builtin_prefetch(from + r * apart + step.ahead, 0, 2);
+      prefetch_second(from + r * apart + step.ahead);
       part[r][0] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), lowest);
       part[r][1] = _mm512_and_si512(bytes, lowest);
       scale[r] = _mm512_permutexvar_ps(

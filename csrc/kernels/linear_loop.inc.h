@@ -144,7 +144,7 @@ struct Strip {
 #pragma GCC unroll 8
     for (size_t r = 0; r < R; ++r) {
       for (size_t byte = 0; byte < bytes; byte += kLineBytes) {
-        __builtin_prefetch(row(r) + far + byte, 0, kNearest ? 3 : 2);
+        prefetch_into<kNearest>(row(r) + far + byte);
       }
     }
   }

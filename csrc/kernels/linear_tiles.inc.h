@@ -254,12 +254,12 @@ class TilesAhead {
 
   CXL_OFFLOAD_VECTOR void operator()() {
 #pragma GCC unroll 16
-    for (size_t i = 0; i < kOutputs / kProducts; ++i, weights_ += step_) prefetch(weights_);
+    for (size_t i = 0; i < kOutputs / kProducts; ++i, weights_ += step_) prefetch_near(weights_);
     const size_t tile = product_ / G;
     const std::byte* x = x_ + (tile / N * rows_.part + tile % N * rows_.next) * sizeof(Bf16) +
                          product_ % G * kLines * kLineBytes;
 #pragma GCC unroll 16
-    for (size_t i = 0; i < kLines; ++i) prefetch(x + i * kLineBytes);
+    for (size_t i = 0; i < kLines; ++i) prefetch_near(x + i * kLineBytes);
     ++product_;
   }
 
@@ -268,10 +268,6 @@ class TilesAhead {
   static constexpr size_t kOutputs = G * kTileOutputs;
   static constexpr size_t kProducts = G * N * X;
   static constexpr size_t kLines = kTileOutputs / G;  // of a tile of x
-
-  CXL_OFFLOAD_VECTOR static void prefetch(const std::byte* line) {
-    _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
-  }
 
   const std::byte* from_;
   const size_t step_;

@@ -202,7 +202,7 @@ struct CodesStrip {
     if (!whole) return;
 #pragma GCC unroll 16
     for (size_t r = 0; r < kCount; ++r) {
-      __builtin_prefetch(from + kCodesAhead, 0, 3);
+      prefetch_near(from + kCodesAhead);
 #pragma GCC unroll 4
       for (size_t i = 0; i < kLineBlocks; ++i) read_block(i);
       from += panel.weight_step;

@@ -11,7 +11,7 @@ template <class T>
 CXL_OFFLOAD_VECTOR void fetch_ahead(const T* at, size_t ahead) {
   const char* first = reinterpret_cast<const char*>(at + ahead);
   for (size_t line = 0; line < kBlockElements * sizeof(T) / kLineBytes; ++line) {
-    __builtin_prefetch(first + line * kLineBytes);
+    prefetch_near(first + line * kLineBytes);
   }
 }
 

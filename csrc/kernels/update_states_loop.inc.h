@@ -9,7 +9,7 @@ template <class T>
 CXL_OFFLOAD_VECTOR void fetch_block_ahead(const T* at, size_t ahead) {
   const char* first = reinterpret_cast<const char*>(at + ahead);
   for (size_t line = 0; line < kLinesOf(sizeof(T)); ++line)
-    __builtin_prefetch(first + line * kLineBytes);
+    prefetch_near(first + line * kLineBytes);
 }
 
 // Adam with states that are codes. `kept_root` is the root of the second moment. When apply() gets

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/error.h"
+#include "core/prefetch.h"
 #include "probe/stream.h"
 #include "probe/team.h"
 
@@ -24,7 +25,7 @@ struct Part {
 };
 
 inline __attribute__((always_inline)) void fetch(const std::byte* at, const Part& part) {
-  if (part.ahead_bytes > 0) __builtin_prefetch(at + part.ahead_bytes);
+  if (part.ahead_bytes > 0) prefetch_near(at + part.ahead_bytes);
 }
 
 uint64_t pass_scalar(const Part& part) {

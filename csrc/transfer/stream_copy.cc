@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/prefetch.h"
 #include "core/sizes.h"
 
 #if CXL_OFFLOAD_X86
@@ -31,9 +32,7 @@ size_t copy_head(std::byte* target, const std::byte* source, size_t bytes) {
   return head;
 }
 
-void prefetch(const std::byte* source) {
-  _mm_prefetch(reinterpret_cast<const char*>(source + kAhead), _MM_HINT_NTA);
-}
+inline void prefetch(const std::byte* source) { prefetch_once(source + kAhead); }
 
 CXL_OFFLOAD_TARGET_AVX512 void copy_avx512(std::byte* target, const std::byte* source,
                                            size_t bytes) {

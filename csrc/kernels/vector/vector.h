@@ -20,6 +20,7 @@
 #include "core/cpu_features.h"
 #include "core/float8.h"
 #include "core/half.h"
+#include "core/prefetch.h"
 #include "kernels/group_scales.h"
 
 #if CXL_OFFLOAD_X86
