@@ -44,6 +44,11 @@ class Bar:
         return self.ratio.low if self.by == "low" else self.ratio.median
 
     @property
+    def has_no_interval(self) -> bool:
+        """Chance cannot be seen in one sample."""
+        return self.by == "low" and self.ratio.low == self.ratio.high
+
+    @property
     def met(self) -> bool:
         return self.judged >= self.least
 
@@ -162,4 +167,6 @@ def print_bars(bars: Sequence[Bar]) -> bool:
         print("\n| bar | at least | found | |\n|---|---|---|---|")
     for bar in sorted(bars, key=lambda bar: bar.judged / bar.least):
         print(bar)
+    if any(bar.has_no_interval for bar in bars):
+        print("\nA row whose interval is one number was measured once: its verdict says little.")
     return all(bar.met for bar in bars)

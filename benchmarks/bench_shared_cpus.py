@@ -163,8 +163,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a sample, at least")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if not _C.can_sleep_in_openmp():
-        print("OpenMP is not GNU's, has one CPU, or was told by the environment how to wait")
+    if why := _C.why_openmp_cannot_sleep():
+        print(f"threads wait in one way only: {why}")
         return 2
     torch.manual_seed(0)
     document = {**describe_machine(), "rounds": options.rounds}

@@ -180,10 +180,13 @@ def label_of(run: Mapping[str, Any]) -> str:
 
 
 def tables(document: Mapping[str, Any]) -> dict[str, str]:
-    """The tables of the page: what is slower than a peer, the machine, and every row."""
+    """The tables of the page: what is slower than a peer, the machine, the other rows that stand
+    beside a peer, and those that stand beside a bound or a prediction."""
     rows = [Row(**row) for each in document["runs"] for row in each["rows"]]
     order = sorted(rows, key=lambda row: (row.of_bound, row.ratio))
     slower = [row for row in order if row.slower]
+    of_bound = [row for row in order if row.of_bound]
+    others = [row for row in order if not (row.slower or row.of_bound)]
     runs, machine = document["runs"], document["machine"]
     made = {label_of(run) for run in runs}
     facts = {
@@ -205,7 +208,8 @@ def tables(document: Mapping[str, Any]) -> dict[str, str]:
     return {
         "slower": markdown_table(head, [_cells(row) for row in slower]) if slower else none,
         "run": markdown_table(["", ""], [[key, str(each)] for key, each in facts.items()]),
-        "rows": markdown_table(head, [_cells(row) for row in order if not row.slower]),
+        "rows": markdown_table(head, [_cells(row) for row in others]),
+        "bounds": markdown_table(head, [_cells(row) for row in of_bound]),
     }
 
 
@@ -269,7 +273,7 @@ def main() -> int:
     else:
         document = run_benchmarks(args)
     made = tables(document)
-    print("\n".join(made[name] for name in ("slower", "rows", "run")))
+    print("\n".join(made[name] for name in ("slower", "rows", "bounds", "run")))
     if args.page is not None:
         page = args.page.read_text(encoding="utf-8")
         args.page.write_text(filled(page, made), encoding="utf-8")

@@ -92,12 +92,13 @@ void bind_shared_cpus(py::module_& module) {
   py::class_<kernels::SharedCpus, std::unique_ptr<kernels::SharedCpus, WithoutGil>>(module,
                                                                                     "SharedCpus")
       .def(py::init(), py::call_guard<Unlocked>())
-      .def_property_readonly("sleeping_seconds", &kernels::SharedCpus::sleeping_seconds);
+      .def_property_readonly("sleeping_seconds", &kernels::SharedCpus::sleeping_seconds)
+      .def_property_readonly("why_off", &kernels::SharedCpus::why_off);
   py::class_<kernels::SleepingWaits, std::unique_ptr<kernels::SleepingWaits, WithoutGil>>(
       module, "SleepingWaits")
       .def(py::init(), py::call_guard<Unlocked>());
-  module.def("can_sleep_in_openmp", &kernels::can_sleep_in_openmp,
-             "Whether the two do anything; see kernels/openmp.h.");
+  module.def("why_openmp_cannot_sleep", &kernels::why_openmp_cannot_sleep,
+             "Why the two do nothing, or empty; see kernels/openmp.h.");
 }
 
 // `copy` is only written. After that a part of it may be lost too.

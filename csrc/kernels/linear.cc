@@ -351,13 +351,38 @@ class LinearRun {
   std::vector<float> factors_;
 };
 
+// So many rows are multiplied at a time, since a call keeps float32 copies of them, and their sums.
+int64_t most_rows(size_t width) {
+  constexpr size_t kMostNumbers = size_t{1} << 24;
+  return static_cast<int64_t>(
+      std::clamp(kMostNumbers / round_up(width + 1, kLinearPad), size_t{256}, size_t{1} << 15));
+}
+
+TensorView rows_of(const TensorView& view, int64_t begin, int64_t count) {
+  TensorView part = view;
+  part.data += begin * view.strides[0] * static_cast<int64_t>(dtype_bytes(view.dtype));
+  part.shape[0] = count;
+  return part;
+}
+
 }  // namespace
 
 void run_linear(const Linear& linear, WorkerTeam& team, Isa isa, const os::Kernel* kernel) {
   check_linear(linear);
   if (linear.y.numel() == 0) return;
-  LinearRun run(linear, isa);
-  run.work(team, kernel);
+  const int64_t rows = linear.x.shape[0];
+  const int64_t most = most_rows(static_cast<size_t>(linear.x.shape[1]));
+  if (rows <= most) {
+    LinearRun run(linear, isa);
+    return run.work(team, kernel);
+  }
+  Linear part = linear;
+  for (int64_t begin = 0; begin < rows; begin += most) {
+    part.x = rows_of(linear.x, begin, std::min(most, rows - begin));
+    part.y = rows_of(linear.y, begin, std::min(most, rows - begin));
+    LinearRun run(part, isa);
+    run.work(team, kernel);
+  }
 }
 
 }  // namespace cxl_offload::kernels

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <future>
 #include <latch>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -96,10 +97,14 @@ bool run_on_openmp(size_t threads, const std::function<void()>& job) {
   return true;
 }
 
-bool can_sleep_in_openmp() {
-  if (loaded_in_child || guard.in_child() || !is_gnu() || cpus_of_openmp() < 2) return false;
-  return std::ranges::all_of(kSaysOtherwise,
-                             [](const char* name) { return std::getenv(name) == nullptr; });
+std::string why_openmp_cannot_sleep() {
+  if (loaded_in_child || guard.in_child())
+    return "this process was forked and ran no program since";
+  for (const char* name : kSaysOtherwise) {
+    if (std::getenv(name) != nullptr) return std::string(name) + " is set";
+  }
+  if (!is_gnu()) return "no OpenMP is loaded, or it is not GNU's";
+  return cpus_of_openmp() < 2 ? "there is one CPU" : "";
 }
 
 // OpenMP's threads belong to the thread that uses them, and end with it.
@@ -138,7 +143,7 @@ class SleepingWaits::Team {
 };
 
 SleepingWaits::SleepingWaits() {
-  if (!can_sleep_in_openmp()) return;
+  if (!why_openmp_cannot_sleep().empty()) return;
   // Its owner is a thread of the team: with any thread that uses OpenMP, they are more than the
   // CPUs.
   const size_t idle = cpus_of_openmp();

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 
 namespace cxl_offload::kernels {
 
@@ -21,18 +22,19 @@ namespace cxl_offload::kernels {
 // caller alone may run the job. The job must not throw.
 bool run_on_openmp(size_t threads, const std::function<void()>& job);
 
-// Whether SleepingWaits does anything: OpenMP is GNU's, has several CPUs, and the environment says
-// neither how threads wait (OMP_WAIT_POLICY, GOMP_SPINCOUNT) nor how large their stacks are
-// (OMP_STACKSIZE, GOMP_STACKSIZE).
-bool can_sleep_in_openmp();
+// Why SleepingWaits would do nothing; empty where it would not. It needs GNU's OpenMP and several
+// CPUs, and an environment that says neither how threads wait (OMP_WAIT_POLICY, GOMP_SPINCOUNT) nor
+// how large their stacks are (OMP_STACKSIZE, GOMP_STACKSIZE).
+std::string why_openmp_cannot_sleep();
 
 // While it lives, threads of OpenMP that wait look 100 times before they sleep, in all regions of
 // the process, instead of 300,000 times. That is what GNU's OpenMP does where it has more threads
 // than CPUs (its manual, GOMP_SPINCOUNT), so this holds a team that does nothing.
 class SleepingWaits {
  public:
-  // Does nothing unless can_sleep_in_openmp(). Throws SystemError where the idle threads cannot be
-  // made, one for every CPU, or the process has no room for 32 more; then it has changed nothing.
+  // Does nothing where why_openmp_cannot_sleep(). Throws SystemError where the idle threads cannot
+  // be made, one for every CPU, or the process has no room for 32 more; then it has changed
+  // nothing.
   SleepingWaits();
   ~SleepingWaits();
   SleepingWaits(const SleepingWaits&) = delete;

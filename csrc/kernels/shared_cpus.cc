@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <stop_token>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -69,6 +70,12 @@ class SharedCpus::Watch {
   // A forked child does not have the thread, and does not wait for it.
   bool in_child() const { return guard_.in_child(); }
 
+  std::string why_off() const {
+    if (in_child()) return "this process was forked";
+    const std::lock_guard lock(slept_mutex_);
+    return why_off_;
+  }
+
   double sleeping_seconds() const {
     if (in_child()) return 0;  // the parent's thread may have held the lock
     const std::lock_guard lock(slept_mutex_);
@@ -83,7 +90,7 @@ class SharedCpus::Watch {
     std::unique_ptr<SleepingWaits> sleeping;
     SharingJudge judge;
     os::RunDelays before = os::read_run_delays();
-    if (before.empty()) return;  // the kernel does not count
+    if (before.empty()) return give_up("the kernel does not count how long threads wait");
     Clock::time_point at = Clock::now();
     std::unique_lock lock(mutex_);
     Clock::duration pause = kLook;
@@ -103,11 +110,17 @@ class SharedCpus::Watch {
     }
   }
 
+  void give_up(std::string why) {
+    const std::lock_guard lock(slept_mutex_);
+    why_off_ = std::move(why);
+  }
+
   // Returns false where the idle threads cannot be made: then all spin, as without this object.
   bool change(std::unique_ptr<SleepingWaits>& sleeping, bool sleep) {
     try {
       sleeping = sleep ? std::make_unique<SleepingWaits>() : nullptr;
-    } catch (const SystemError&) {
+    } catch (const SystemError& error) {
+      give_up(error.what());
       return false;
     }
     const std::lock_guard lock(slept_mutex_);
@@ -121,23 +134,26 @@ class SharedCpus::Watch {
   mutable std::mutex slept_mutex_;
   Clock::duration slept_{};  // until threads spun again
   std::optional<Clock::time_point> asleep_since_;
+  std::string why_off_;
   std::mutex mutex_;
   std::condition_variable_any wake_;
   std::jthread thread_;  // last: it uses the others
 };
 
-SharedCpus::SharedCpus() {
-  if (!can_sleep_in_openmp()) return;
+SharedCpus::SharedCpus() : why_off_(why_openmp_cannot_sleep()) {
+  if (!why_off_.empty()) return;
   try {
     watch_ = std::make_unique<Watch>();
-  } catch (const SystemError&) {
-    // Threads spin, as without this object.
+  } catch (const SystemError& error) {
+    why_off_ = error.what();  // threads spin, as without this object
   }
 }
 
 SharedCpus::~SharedCpus() {
   if (watch_ != nullptr && watch_->in_child()) static_cast<void>(watch_.release());
 }
+
+std::string SharedCpus::why_off() const { return watch_ == nullptr ? why_off_ : watch_->why_off(); }
 
 double SharedCpus::sleeping_seconds() const {
   return watch_ == nullptr ? 0 : watch_->sleeping_seconds();

@@ -10,6 +10,7 @@
 #define CXL_OFFLOAD_KERNELS_SHARED_CPUS_H_
 
 #include <memory>
+#include <string>
 
 namespace cxl_offload::kernels {
 
@@ -32,8 +33,8 @@ class SharingJudge {
 // A thread that looks twenty times a second or less often, for as long as this lives.
 class SharedCpus {
  public:
-  // Does nothing where can_sleep_in_openmp() says so (kernels/openmp.h), the kernel does not count
-  // how long threads wait, or no further thread can be made.
+  // Does nothing where why_openmp_cannot_sleep() (kernels/openmp.h), the kernel does not count how
+  // long threads wait, or no further thread can be made.
   SharedCpus();
   ~SharedCpus();
   SharedCpus(const SharedCpus&) = delete;
@@ -42,8 +43,12 @@ class SharedCpus {
   // For how many seconds waiting threads slept instead of spun, so far.
   double sleeping_seconds() const;
 
+  // Why nothing is done; empty while CPUs are looked at.
+  std::string why_off() const;
+
  private:
   class Watch;
+  std::string why_off_;  // where there is no watch
   std::unique_ptr<Watch> watch_;
 };
 

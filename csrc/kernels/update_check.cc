@@ -107,7 +107,12 @@ void check_rounding(const Update& update) {
   check_step(update.rounding->step);
   const Dtype param = update.param.dtype;
   const bool narrow = coded || update.states[0].dtype == Dtype::kBfloat16;
-  if (param == Dtype::kFloat16 || !(narrow || param == Dtype::kBfloat16)) {
+  if (param == Dtype::kFloat16) {
+    refuse(
+        "parameters of float16 are never rounded at random, so they can have neither states of 8 "
+        "bits nor a rounding seed; make them bfloat16, or their states float32");
+  }
+  if (!narrow && param != Dtype::kBfloat16) {
     refuse("there is no rounding at random of parameters of " + dtype_name(param) +
            " with states of " + dtype_name(update.states[0].dtype) +
            "; it is for states of bfloat16 or 8 bits and parameters of bfloat16 or float32");

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -71,6 +72,15 @@ def placement_table(rows: Iterable[PlacementRow], kind: str, *, simulated: bool)
             lines(f"{name}: {format_bytes(count)}" for name, count in row.tiers.items()),
         )
     return made
+
+
+def answer_lines(answers: Sequence[str]) -> Iterator[str]:
+    """What was generated, by row; rows next to each other that say the same share a line."""
+    first = 0
+    for text, alike in groupby(answers):
+        last = first + sum(1 for _ in alike) - 1
+        yield f"{first}: {text}" if first == last else f"{first} to {last}: {text}"
+        first = last + 1
 
 
 def simulated_table(timeline: Timeline) -> Table:

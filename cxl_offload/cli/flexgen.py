@@ -17,6 +17,7 @@ from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import write_run_page
 from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.cli._run_report import (
+    answer_lines,
     load_line,
     placement_table,
     simulated_table,
@@ -271,8 +272,8 @@ def print_report(
         console.print(f"Note: {note}.")
     if answers and report.answers:
         console.print("\nAnswers")
-        for at, text in enumerate(report.answers):
-            console.print(f"{at}: {text}")
+        for said in answer_lines(report.answers):
+            console.print(said)
 
 
 def _share_table(report: FlexGenReport) -> Table:

@@ -32,6 +32,7 @@ from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import ReportFile
 from cxl_offload.cli._report_table import console_of, show
 from cxl_offload.cli._run_report import (
+    answer_lines,
     load_line,
     placement_table,
     simulated_table,
@@ -362,8 +363,8 @@ def _print(
         console.print(said)
     if answers:
         console.print("\nAnswers")
-        for at, text in enumerate(report.answers):
-            console.print(f"{at}: {text}")
+        for said in answer_lines(report.answers):
+            console.print(said)
 
 
 def _about_attention(report: GenerateReport) -> list[str]:

@@ -24,6 +24,7 @@ from cxl_offload.ops.attention_arguments import (
     cache_views,
     length_list,
     mask_address,
+    most_positions,
     one_after_another,
     query_view,
     scale_list,
@@ -217,6 +218,7 @@ def _run(
     refuse_derivatives("decode_attention", q, k, v, bias, sinks)
     queries = query_view(q, window, soft_cap)
     keys, values, groups = cache_views(k, v, block_table is not None)
+    attended = length_list(lengths)
     team = team_for(threads)
     _C.run_attention(
         queries if q.dim() == 3 else tensor_view(one_after_another(q), "q"),
@@ -225,7 +227,7 @@ def _run(
         tensor_view(one_after_another(out), "out"),
         team,
         scale=1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale,
-        lengths=length_list(lengths),
+        lengths=attended,
         table=table_address(block_table, q.shape[0]),
         mask=mask_address(mask, q.shape[0]),
         window=window or 0,
@@ -235,7 +237,7 @@ def _run(
         queries=q.shape[2] if q.dim() == 4 else 1,
         causal=causal,
         soft_cap=soft_cap or 0,
-        bias=None if bias is None else bias_view(bias, q),
+        bias=None if bias is None else bias_view(bias, q, most_positions(k, attended)),
         sinks=scale_list(sinks, "sinks"),
         log_sum_exp=0 if sums is None else sums.data_ptr(),
         isa=isa,

@@ -80,8 +80,16 @@ def one_after_another(q: torch.Tensor) -> torch.Tensor:
     return q.flatten(1, 2) if q.dim() == 4 else q
 
 
-def bias_view(bias: torch.Tensor, q: torch.Tensor) -> _C.TensorView:
+def most_positions(k: CacheLike, lengths: Sequence[int]) -> int:
+    """Of the longest sequence; all of the cache where no lengths are given."""
+    rows = k.codes if isinstance(k, Int4Cache) else k
+    return max(lengths, default=rows.shape[2] if rows.dim() > 2 else 0)
+
+
+def bias_view(bias: torch.Tensor, q: torch.Tensor, positions: int) -> _C.TensorView:
     """``(batch, heads, queries, seq)``, with strides of zero where numbers are shared.
+
+    One number of a bias may be that of all positions; else it has ``positions`` or more.
 
     Raises
     ------
@@ -97,7 +105,8 @@ def bias_view(bias: torch.Tensor, q: torch.Tensor) -> _C.TensorView:
         )
     apart = bias if q.dim() == 4 else bias.unsqueeze(-2)
     try:
-        whole = apart.expand(batch, heads, queries, bias.shape[-1])
+        last = max(positions, 1) if bias.shape[-1] == 1 else bias.shape[-1]
+        whole = apart.expand(batch, heads, queries, last)
     except RuntimeError:
         raise ValueError(
             f"bias of shape {tuple(bias.shape)} does not expand to q of shape {tuple(q.shape)}, "

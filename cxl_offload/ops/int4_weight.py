@@ -88,7 +88,7 @@ def int4_quantized(weight: torch.Tensor, group: int = GROUP) -> Int4Weight:
     ------
     ValueError
         Groups that do not divide a row, weights of other than two dimensions or of no float type,
-        or finite ones whose least number or step is beyond float16.
+        or a group of finite ones whose least number or step is beyond float16.
     """
     if not weight.is_floating_point():
         raise ValueError(f"weights of {weight.dtype} to quantize: give a float type")
@@ -100,9 +100,11 @@ def int4_quantized(weight: torch.Tensor, group: int = GROUP) -> Int4Weight:
     grouped = weight.float().unflatten(1, (-1, group))  # type: ignore[no-untyped-call]
     low = grouped.amin(-1).half()
     step = ((grouped.amax(-1) - low.float()) / 15).half()
-    if not (low.isfinite() & step.isfinite()).all() and weight.isfinite().all():
+    beyond = grouped.isfinite().all(-1) & ~(low.isfinite() & step.isfinite())
+    if beyond.any():
+        worst = grouped[beyond]
         raise ValueError(
-            f"weights from {weight.min():g} to {weight.max():g}: the least number and the step of "
+            f"weights from {worst.min():g} to {worst.max():g}: the least number and the step of "
             "a group of 4-bit codes are float16, which ends at 65504"
         )
     divisor = step.float().masked_fill(step == 0, 1).unsqueeze(-1)
@@ -135,6 +137,8 @@ def int4_from_gptq(
     _check_words(qweight, qzeros, scales, (_CODES_PER_WORD, 1))
     order = range(_CODES_PER_WORD)
     codes = _unpacked(qweight.t(), order)
+    if zero_offset not in (0, 1):
+        raise ValueError(f"zero_offset is {zero_offset!r}; it is 1 (gptq) or 0 (gptq_v2)")
     zeros = _unpacked(qzeros, order).t() + zero_offset
     return _of_zeros(codes, zeros, scales)
 

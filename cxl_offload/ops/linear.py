@@ -148,11 +148,12 @@ class PreparedLinear:
     Parameters
     ----------
     weight, bias
-        As of :func:`linear`, without scales. Their memory is read at every call and kept alive. Ask
+        As of :func:`linear`, without scales. Their memory is read at every call and kept alive; a
+        call after their storage was resized is a ValueError, or reads what it has now. Ask
         :meth:`is_of` before a call where a tensor may have got another (``weight.data = new``).
     """
 
-    __slots__ = ("_addresses", "_bias", "_layer", "_outputs", "_weight", "_width")
+    __slots__ = ("_addresses", "_bias", "_held", "_layer", "_outputs", "_weight", "_width")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight, self._bias = as_of_now(weight), as_of_now(bias)
@@ -161,6 +162,7 @@ class PreparedLinear:
             None if self._bias is None else tensor_view(self._bias, "bias"),
         )
         self._outputs, self._width = self._weight.shape
+        self._held = _memory_of(self._weight, self._bias)
         self._addresses = (
             self._weight.data_ptr(),
             0 if self._bias is None else self._bias.data_ptr(),
@@ -181,13 +183,21 @@ class PreparedLinear:
         """As :func:`linear`; nothing is said about gradients."""
         refuse_recording("linear")
         width = self._width
-        if not has_plain_rows(x, width):
+        if _memory_of(self._weight, self._bias) != self._held or not has_plain_rows(x, width):
             return linear(as_of_now(x), self._weight, self._bias, threads=threads)
         y = x.new_empty((*x.shape[:-1], self._outputs))
         team, name = team_for(threads), FLOATS[x.dtype]
         rows = x.numel() // width
         self._layer.run(x.data_ptr(), rows, name, y.data_ptr(), team, kernel_for(team))
         return y
+
+
+def _memory_of(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, int, int]:
+    """Where a layer's storages are, and how large: FSDP resizes storages in place."""
+    held = weight.untyped_storage()
+    if bias is None:
+        return held.data_ptr(), held.nbytes(), 0
+    return held.data_ptr(), held.nbytes(), bias.untyped_storage().data_ptr()
 
 
 BUFFER_ELEMENTS = 2**19
@@ -225,7 +235,7 @@ class SinglePrecisionLinear:
         on_cpu = inputs.dtype is torch.float16 and inputs.device.type == "cpu"
         if not on_cpu:
             return functional.linear(inputs, weight, bias)
-        rows = inputs.float().reshape(-1, width)
+        rows = inputs.float().reshape(math.prod(inputs.shape[:-1]), width)
         result = torch.empty(rows.shape[0], outputs, dtype=torch.float16, device="cpu")
         parts = max(1, -(-weight.numel() // BUFFER_ELEMENTS))
         step = max(1, -(-outputs // parts))

@@ -19,9 +19,14 @@ from cxl_offload.ops.overlap import EarlyUpdates
 from cxl_offload.ops.placed_states import PlacedStates
 from cxl_offload.ops.settings import flag
 from cxl_offload.ops.state_codes import CODES, SCALES
-from cxl_offload.ops.state_options import check_no_options, kept_options, taken_options
+from cxl_offload.ops.state_options import (
+    check_keywords,
+    check_no_options,
+    kept_options,
+    taken_options,
+)
 from cxl_offload.ops.threads import Threads, check_threads
-from cxl_offload.ops.update import Given, GivenPart, ParamUpdate, run
+from cxl_offload.ops.update import Given, GivenPart, ParamUpdate, check_copies, run
 from cxl_offload.ops.view import local_tensor, untraced
 from cxl_offload.renamed import renamed_attribute
 
@@ -59,6 +64,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         ``min(1, late_max_norm / norm)``, where ``norm`` is that of the step before. The first step,
         and one after a norm that is no number, waits for its own norm and updates in ``step()``.
         The norm is kept in the groups, so also in checkpoints.
+    **torchs
+        Those of torch's class that say how torch computes, and what is turned off: nothing.
     """
 
     counts_steps: ClassVar[bool] = True
@@ -81,7 +88,10 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         threads: Threads = None,
         overlap: bool = False,
         late_max_norm: float | None = None,
+        **torchs: Any,
     ) -> None:
+        self.check_variant(torchs)
+        check_keywords(type(self).__name__, torchs.keys() - {*self.unsupported})
         self._check_state_dtype(state_dtype)
         self._place_by(policy, pages, session)
         self.state_dtype = state_dtype
@@ -214,7 +224,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
             Parameters were updated with these gradients already, and no step was made since.
         """
         if self.early_updates is not None:
-            self.early_updates.check_stepped()
+            self.early_updates.check_stepped("gradients are to be cleared")
         super().zero_grad(set_to_none)
 
     @overload
@@ -259,7 +269,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         copies = low_precision_copies or {}
-        self._check_copies(copies)
+        check_copies(self, copies)
         updated: set[torch.Tensor] = set()
         if self.early_updates is not None:
             if copies or grad_scale != 1.0:
@@ -339,17 +349,6 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         is_exact = self.state_dtype is torch.float32 and param.dtype is torch.float32
         return None if is_exact or self.rounding_seed is None else (self.rounding_seed, step)
 
-    def _check_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        if not copies:
-            return
-        own = {param for group in self.param_groups for param in group["params"]}
-        strangers = sum(param not in own for param in copies)
-        if strangers:
-            raise ValueError(
-                f"low_precision_copies: {strangers} of {len(copies)} are of tensors that are no "
-                f"parameters of this {type(self).__name__}; their copies would never be written"
-            )
-
     @untraced
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -381,7 +380,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
             self.state.update(loaded)
 
         if self.early_updates is not None:
-            self.early_updates.wait()
+            self.early_updates.check_stepped("states are to be loaded")
 
         # After all other hooks that change what is loaded, before all that look at the result.
         with (

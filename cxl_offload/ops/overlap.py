@@ -18,11 +18,11 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.utils.weak import TensorWeakRef
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from cxl_offload.ops.beside import OneThread
 from cxl_offload.ops.lost import check_named, states_of
-from cxl_offload.ops.view import touch, untraced
+from cxl_offload.ops.view import local_tensor, touch, untraced
 
 if TYPE_CHECKING:
     from cxl_offload.ops.late_clip import LateClip
@@ -47,7 +47,8 @@ class EarlyUpdates:
         self._waiting_parts: list[tuple[GivenPart, Callable[[], object]]] = []
         self._parts: dict[torch.Tensor, list[tuple[int, int]]] = {}
         self._running: list[Future[None]] = []
-        self._taken: dict[torch.Tensor, tuple[TensorWeakRef, int]] = {}
+        self._taken: dict[torch.Tensor, _UsedGradient] = {}
+        self._written: dict[torch.Tensor, int] = {}
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._held = 0
         self._unmade: set[torch.Tensor] = set()
@@ -92,7 +93,7 @@ class EarlyUpdates:
         group = self._known_groups(optimizer)[param]
         optimizer.check_variant(group)
         optimizer.init_state(param, group)
-        self._taken[param] = TensorWeakRef(param.grad), param.grad._version
+        self._take(param, param.grad)
         # At once, so that autograd refuses whatever still needs the old values in this backward.
         touch(param)
         with self._lock:
@@ -100,6 +101,19 @@ class EarlyUpdates:
             self._running.append(self._thread.submit(self._run))
         engine = cast("Any", torch.autograd.Variable)._execution_engine
         engine.queue_callback(_EndOfBackward(self))
+
+    def _take(self, param: torch.Tensor, grad: torch.Tensor) -> None:
+        """Notes what the parameter is updated with, and by whom."""
+        with _owners_lock:
+            owner = _owners.get(param)
+            other = None if owner is None else owner()
+            if other is not None and other is not self and param in other._taken:
+                raise RuntimeError(
+                    f"overlap: two optimizers update a parameter of shape {tuple(param.shape)} in "
+                    "one backward; give it to one of them, or leave overlap out"
+                )
+            _owners[param] = weakref.ref(self)
+        self._taken[param] = _UsedGradient(grad)
 
     @untraced
     @torch.no_grad()
@@ -194,6 +208,7 @@ class EarlyUpdates:
                     if int(optimizer.state[param]["step"]) == count
                 )
                 raise
+            self._written.update((param, param._version) for param, *_ in given)
 
     @torch.no_grad()
     def _run_parts(self) -> None:
@@ -218,14 +233,14 @@ class EarlyUpdates:
             running = list(self._running)
         futures.wait(running)
 
-    def check_stepped(self) -> None:
-        """Refuses to forget gradients that parameters were updated with."""
+    def check_stepped(self, what: str) -> None:
+        """Refuses to go on without the step of gradients that parameters were updated with."""
         used = len(self._taken) + len(self._parts)
         if used:
             raise RuntimeError(
-                f"overlap: the gradients of {used} parameters are to be cleared, which "
-                "the backward has updated already; call step() first, also after a backward that "
-                "failed, or use overlap=False where steps are left out"
+                f"overlap: {what} of {used} parameters, which the backward has updated already; "
+                "call step() first, also after a backward that failed, or use overlap=False where "
+                "steps are left out"
             )
 
     def finish(self) -> set[torch.Tensor]:
@@ -234,7 +249,8 @@ class EarlyUpdates:
         Raises
         ------
         RuntimeError
-            A gradient was changed or replaced after it was used, or a GradScaler scaled it.
+            A gradient was changed or replaced after it was used, or a GradScaler scaled it; a
+            parameter was written since.
         MemoryLostError
             Memory of what the backward has updated failed since; nothing is forgotten.
         """
@@ -244,6 +260,7 @@ class EarlyUpdates:
             updated = [*self._taken, *self._parts]
             check_named(functools.partial(states_of, optimizer, updated))
         taken, self._taken, self._groups = self._taken, {}, {}
+        written, self._written = self._written, {}
         unmade, self._unmade = self._unmade, set()
         if hasattr(self._optimizer(), "found_inf"):
             raise RuntimeError(
@@ -262,16 +279,58 @@ class EarlyUpdates:
                     "backward had updated its parameters; change settings before the backward, or "
                     "use overlap=False"
                 )
-        for param, (used, version) in taken.items():
-            grad = param.grad
-            if grad is None or used() is not grad or grad._version != version:
+        for param, used in taken.items():
+            if not used.is_still(param.grad):
                 raise RuntimeError(
                     f"overlap: the gradient of a parameter of shape {tuple(param.shape)} was "
                     "changed or dropped after the parameter was updated with it (clipping, "
                     "unscaling); what changes gradients between backward and step() needs "
                     "overlap=False"
                 )
+            if written.get(param, param._version) != param._version:
+                raise RuntimeError(
+                    f"overlap: a parameter of shape {tuple(param.shape)} was written after the "
+                    "backward had updated it; write it after step(), or use overlap=False"
+                )
         return set(taken) - unmade
+
+
+_owners: Any = WeakTensorKeyDictionary()
+"""Parameter to the EarlyUpdates that took its last gradient, weakly."""
+_owners_lock = threading.Lock()
+
+
+class _UsedGradient:
+    """A gradient that a parameter was updated with, to be known again.
+
+    Autograd counts what is written through the gradient. What goes around it (``grad.data``,
+    ``grad.numpy()``) is seen in a few of its numbers.
+    """
+
+    __slots__ = ("_grad", "_numbers", "_version")
+
+    LOOKED_AT = 64
+
+    def __init__(self, grad: torch.Tensor) -> None:
+        self._grad, self._version = TensorWeakRef(grad), grad._version
+        self._numbers = self._some_of(grad).clone()
+
+    def _some_of(self, grad: torch.Tensor) -> torch.Tensor:
+        """The bits of so many numbers, from the first to the last."""
+        local = local_tensor(grad.detach())
+        if local.layout is not torch.strided or local.itemsize not in _BITS:
+            return torch.empty(0)  # the update refuses it
+        flat = local.reshape(-1)
+        return flat[:: max(1, flat.numel() // self.LOOKED_AT)].view(_BITS[flat.itemsize])
+
+    def is_still(self, grad: torch.Tensor | None) -> bool:
+        """Whether it is the same gradient, with the same numbers."""
+        if grad is None or self._grad() is not grad or grad._version != self._version:
+            return False
+        return torch.equal(self._numbers, self._some_of(grad))
+
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _differs(group: dict[str, Any], name: str, value: Any) -> bool:

@@ -34,17 +34,23 @@ class SharedCpus:
     sleeping_seconds
         For how long of it other programs wanted the CPUs, so that waiting threads slept. 0 in a
         forked child.
+    why_off
+        Why the block does nothing, such as ``GOMP_SPINCOUNT is set``; empty where it works, and
+        before it.
     """
 
-    __slots__ = ("_began", "_seen", "_slept", "_watch")
+    __slots__ = ("_began", "_seen", "_slept", "_watch", "_why_off")
 
     def __init__(self) -> None:
         self._watch: _C.SharedCpus | None = None
         self._began: float | None = None
         self._slept = 0.0
         self._seen = (0.0, 0.0)
+        self._why_off = ""
 
     def __repr__(self) -> str:
+        if self.why_off:
+            return f"<share_cpus(): does nothing, since {self.why_off}>"
         seconds, sleeping = self._now()
         return f"<share_cpus(): wanted by others for {sleeping:.1f} of {seconds:.1f} s>"
 
@@ -72,6 +78,13 @@ class SharedCpus:
     def sleeping_seconds(self) -> float:
         return self._now()[1]
 
+    @property
+    def why_off(self) -> str:
+        watch = self._watch
+        if watch is not None:
+            self._why_off = watch.why_off
+        return self._why_off
+
     def _now(self) -> tuple[float, float]:
         watch = self._watch  # once: another thread may end the block meanwhile
         if watch is not None and self._began is not None:
@@ -82,7 +95,7 @@ class SharedCpus:
 
     def end(self) -> None:
         """Ends the block, as leaving it does; does nothing the second time."""
-        self._now()
+        self._seen, self._why_off = self._now(), self.why_off
         self._watch = None
 
     def notes(self) -> tuple[str, ...]:
@@ -114,7 +127,7 @@ def share_cpus() -> SharedCpus:
     Does nothing where ``OMP_WAIT_POLICY``, ``GOMP_SPINCOUNT`` or ``OMP_STACKSIZE`` is set, OpenMP
     is another (LLVM's, Intel's) or may not make a thread more than there are CPUs, there is one
     CPU, the kernel does not count waits, the process has no room for more threads, or in a process
-    that was forked and has not started a program since.
+    that was forked and has not started a program since. ``why_off`` of the block says which.
 
     Returns
     -------

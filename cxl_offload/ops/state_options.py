@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, TypedDict
 
 import torch
@@ -51,6 +51,16 @@ def taken_options(state: dict[str, Any]) -> dict[str, Any]:
     """What a copy or a pickle brought, with the session that it is to have."""
     kept = state.get("session")
     return {**state, "session": kept.session} if isinstance(kept, _SameSession) else state
+
+
+_HOW_TORCH_COMPUTES = {"foreach", "fused", "capturable"}
+"""Keywords of torch's optimizers that change nothing here."""
+
+
+def check_keywords(name: str, keywords: Set[str]) -> None:
+    """Refuse keywords of the constructor that neither this package nor torch has (TypeError)."""
+    if unknown := keywords - _HOW_TORCH_COMPUTES:
+        raise TypeError(f"{name} has no keyword {', '.join(sorted(unknown))}")
 
 
 def check_no_options(name: str, settings: Mapping[str, str], group: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,6 +75,21 @@ class ParamUpdate:
     def written(self) -> list[torch.Tensor]:
         states = [state for _, state in self.states]
         return [self.param, *states, *self.scales, *([] if self.copy is None else [self.copy])]
+
+
+def check_copies(
+    optimizer: torch.optim.Optimizer, copies: Mapping[torch.Tensor, torch.Tensor]
+) -> None:
+    """Refuses low-precision copies of what the optimizer does not update (ValueError)."""
+    if not copies:
+        return
+    own = {param for group in optimizer.param_groups for param in group["params"]}
+    strangers = sum(param not in own for param in copies)
+    if strangers:
+        raise ValueError(
+            f"low_precision_copies: {strangers} of {len(copies)} are of tensors that are no "
+            f"parameters of this {type(optimizer).__name__}; their copies would never be written"
+        )
 
 
 def _check_shapes(update: ParamUpdate) -> None:

@@ -94,7 +94,9 @@ def tensor_view(
     if dtype not in dtypes:
         known = ", ".join(str(dtype) for dtype in dtypes)
         raise ValueError(f"{name} is {dtype}; this kernel takes {known}")
-    if not (strided or tensor.is_contiguous()) or tensor.is_neg():
+    if tensor.is_neg():
+        raise ValueError(f"{name} is a negated view; pass {name}.resolve_neg()")
+    if not (strided or tensor.is_contiguous()):
         raise ValueError(
             f"{name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
             "contiguous; it is never copied behind your back: pass a contiguous tensor"

@@ -54,3 +54,10 @@ def test_bars_of_transformers_are_judged_by_the_median() -> None:
         *((7.0, True), (1.0, False)),  # a prefill whose interval alone reaches stock is slower
         *((3.0, True), (0.9, False)),
     ]
+
+
+def test_a_bar_of_one_sample_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    print_bars([Bar("often", Ratio(2.0, 1.9, 2.1), 1.5)])
+    assert "measured once" not in capsys.readouterr().out
+    print_bars([Bar("often", Ratio(2.0, 1.9, 2.1), 1.5), Bar("once", Ratio(2.0, 2.0, 2.0), 1.5)])
+    assert capsys.readouterr().out.endswith("was measured once: its verdict says little.\n")

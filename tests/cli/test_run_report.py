@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cxl_offload.cli._run_report import load_line
+from cxl_offload.cli._run_report import answer_lines, load_line
 from cxl_offload.objects.load_parts import AT_ONCE, FAULT_IN, READING, REST, LoadPart
 
 NOTHING = [LoadPart(FAULT_IN, 0.0), LoadPart(READING, 0.0), LoadPart(AT_ONCE, 0.0)]
@@ -19,3 +19,8 @@ def test_parts_of_a_load_that_took_no_time_are_left_out() -> None:
         "Load (measured): fault-in 500 ms (1 GiB, 2.15 GB/s), reading 1 s (1 GiB, 1.07 GB/s), "
         "rest 250 ms."
     )
+
+
+def test_rows_next_to_each_other_that_say_the_same_share_a_line() -> None:
+    assert [*answer_lines(("a", "b", "b", "b", "a"))] == ["0: a", "1 to 3: b", "4: a"]
+    assert [*answer_lines(())] == []

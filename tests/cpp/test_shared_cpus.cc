@@ -116,10 +116,11 @@ TEST(threads_of_the_core_are_given_no_signals_but_those_of_faults) {
 }
 
 TEST(nothing_is_done_without_openmp) {
-  CHECK(!kernels::can_sleep_in_openmp());
+  CHECK(!kernels::why_openmp_cannot_sleep().empty());
   const kernels::SleepingWaits waits;
   const kernels::SharedCpus shared;
   CHECK_EQ(shared.sleeping_seconds(), 0.0);
+  CHECK(!shared.why_off().empty());
 }
 
 }  // namespace

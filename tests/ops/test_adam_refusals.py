@@ -174,6 +174,17 @@ def test_optimizer_refuses_variant_that_it_lacks(name: str) -> None:
         CPUAdam([{"params": [torch.nn.Parameter(torch.ones(3))], name: True}])
 
 
+@pytest.mark.parametrize("make", [CPUAdam, CPULion, CPUAdagrad])
+def test_keywords_of_torch_are_taken_where_they_change_nothing(make: Any) -> None:
+    params = [torch.nn.Parameter(torch.ones(3))]
+    made = make(params, foreach=None, fused=True, capturable=False, amsgrad=False)
+    assert not made.defaults.keys() & {"foreach", "fused", "capturable", "amsgrad"}
+    with pytest.raises(ValueError, match=f"^{make.__name__} has no amsgrad; turn it off$"):
+        make(params, amsgrad=True)
+    with pytest.raises(TypeError, match=f"^{make.__name__} has no keyword momentun$"):
+        make(params, momentun=0.9)
+
+
 OF_ALL_GROUPS: dict[str, object] = {
     "late_max_norm": 1e-12,
     "overlap": True,

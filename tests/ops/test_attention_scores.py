@@ -125,16 +125,19 @@ def test_soft_caps_keep_what_is_not_a_number() -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize(
-    "shape", [(40,), (1, 40), (4, 1, 40), (2, 1, 1, 40), (1, 4, 1, 60), (2, 4, None, 40)]
+    "shape",
+    [(40,), (1, 40), (4, 1, 40), (2, 1, 1, 40), (1, 4, 1, 60), (2, 4, None, 40), (1,), (4, 1, 1)],
 )
 def test_biases_of_any_shape_are_added(
     isa: str, queries: int, shape: tuple[int | None, ...]
 ) -> None:
     q, k, v = draw(2, 4, queries, 16), draw(2, 2, 40, 16, seed=1), draw(2, 2, 40, 16, seed=2)
     bias = draw(*(queries if length is None else length for length in shape), seed=3)
-    bias[..., 5] = -math.inf
+    if shape[-1] != 1:
+        bias[..., 5] = -math.inf
     found = decode_attention(q, k, v, bias=bias, isa=isa)
-    assert_close(found, expected(q, k, v, lengths=[40] * 2, bias=bias[..., :40]))
+    whole = bias.expand(*bias.shape[:-1], 40) if shape[-1] == 1 else bias[..., :40]
+    assert_close(found, expected(q, k, v, lengths=[40] * 2, bias=whole))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -84,6 +86,12 @@ def test_codes_that_do_not_fit_are_refused(layer: tuple[torch.Tensor, ...]) -> N
     for far in (torch.linspace(-1e6, 1e6, 64), torch.full((64,), 7e4), -torch.full((64,), 7e4)):
         with pytest.raises(ValueError, match=r"weights from .* float16, which ends at 65504"):
             int4_quantized(far[None])
+        beside = torch.stack((far, torch.full((64,), math.inf), torch.full((64,), math.nan)))
+        with pytest.raises(ValueError, match=r"weights from .* float16, which ends at 65504"):
+            int4_quantized(beside)
+    assert int4_quantized(torch.full((1, 64), math.nan)).groups.isnan().all()
+    with pytest.raises(ValueError, match="zero_offset is 100000; it is 1"):
+        int4_from_gptq(words(codes, order).t(), words(zeros, order), scales, zero_offset=100_000)
     with pytest.raises(
         ValueError, match=r"scales of up to 1e\+06: .* float16, which ends at 65504"
     ):

@@ -11,7 +11,7 @@ import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight, int4_quantized
-from cxl_offload.ops.linear import WEIGHT_DTYPES, PreparedLinear, linear
+from cxl_offload.ops.linear import WEIGHT_DTYPES, PreparedLinear, SinglePrecisionLinear, linear
 
 ISAS = _C.supported_isas()
 F8 = torch.float8_e4m3fn
@@ -206,6 +206,31 @@ def test_linear_of_rows_without_elements_is_the_bias(isa: str) -> None:
     assert linear(x[:0], weight, isa=isa).shape == (0, 3, 6)
 
 
+@pytest.mark.parametrize("outputs", [6, 4096])
+def test_prepared_layers_look_at_their_memory(outputs: int) -> None:
+    """FSDP resizes storages in place."""
+    x, weight = draw(1, 1024), draw(outputs, 1024, seed=1)
+    bias = draw(outputs, seed=2)
+    prepared, expected = PreparedLinear(weight, bias), linear(x, weight, bias)
+    saved = weight.clone()
+    for held in (weight, bias):
+        held.untyped_storage().resize_(0)
+        with pytest.raises(ValueError, match="of its storage, which has 0"):
+            prepared(x)
+        held.untyped_storage().resize_(held.numel() * 4)
+    weight.copy_(saved)
+    bias.copy_(draw(outputs, seed=2))
+    assert torch.equal(prepared(x), expected)
+
+
+def test_negated_views_are_called_by_their_name() -> None:
+    x, weight = draw(2, 8), draw(3, 8, seed=1)
+    with pytest.raises(ValueError, match=r"weight is a negated view; pass weight.resolve_neg\(\)"):
+        linear(x, torch._neg_view(weight))
+    half = SinglePrecisionLinear()
+    assert half(x.half()[:, :0], weight.half()[:, :0]).eq(0).all()
+
+
 def test_linear_refuses_what_it_cannot_do() -> None:
     x, weight = draw(2, 64), draw(6, 64, seed=1)
     codes = int4_quantized(draw(6, 64))
@@ -271,7 +296,17 @@ def test_narrow_layers_with_many_rows_take_little_memory() -> None:
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "assert torch.equal(linear(x, weight), x)\n"
         "assert linear(x[:512], torch.ones(1 << 16, 1)).eq(1).all()\n"
+        "x = torch.arange(8e6).remainder(7).view(-1, 8)\n"
+        "assert torch.equal(linear(x, torch.ones(1, 8)), x.sum(1, keepdim=True))\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(ran.stdout) < 512  # MiB; 128 of them are a result
+    assert int(ran.stdout) < 512  # MiB; 128 of them are a result, and 100 are x and its sums
+
+
+def test_rows_beyond_those_multiplied_at_a_time_have_the_same_bits() -> None:
+    x, weight = draw(40_000, 3, seed=1), draw(5, 3, seed=2)
+    found = linear(x, weight)
+    apart = [linear(part, weight) for part in x.split(999)]
+    assert torch.equal(found, torch.cat(apart))
+    assert (found.double() - x.double() @ weight.double().T).abs().max() < 1e-5

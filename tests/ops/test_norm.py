@@ -44,7 +44,7 @@ def assert_as_torch(found: torch.Tensor, expected: torch.Tensor, *, steps: int) 
     off = (found.double() - expected.double()).abs()
     assert bool((same | (off <= steps * step)).all())
     if found.dtype is not torch.float32:
-        assert int((~same).sum()) <= max(1, found.numel() // 1000)
+        assert int((~same).sum()) <= max(5, found.numel() // 1000)
 
 
 @pytest.mark.parametrize("isa", ISAS)

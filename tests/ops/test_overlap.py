@@ -142,6 +142,75 @@ def test_gradients_that_are_replaced_before_the_step_are_refused() -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda grad: grad.data.clamp_(-1, 1),
+        lambda grad: grad.data.view(torch.uint8).numpy().__setitem__(slice(None), 0),
+        lambda grad: grad.data.__setitem__((-1, -1), 5),
+    ],
+    ids=["data", "numpy", "one number"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_that_change_behind_autograds_back_are_refused(
+    change: Callable[[torch.Tensor], None], dtype: torch.dtype
+) -> None:
+    param = nn.Parameter(torch.ones(9, 7, dtype=dtype))
+    optimizer = CPUAdam([param], overlap=True)
+    (param * 100).sum().backward()
+    assert param.grad is not None
+    change(param.grad)
+    with pytest.raises(RuntimeError, match="was changed or dropped after"):
+        optimizer.step()
+
+
+def test_nan_in_a_gradient_is_no_change() -> None:
+    param = nn.Parameter(torch.ones(9))
+    optimizer = CPUAdam([param], overlap=True)
+    (param * math.nan).sum().backward()
+    optimizer.step()
+    assert param.isnan().all()
+
+
+def test_parameters_that_are_written_before_the_step_are_refused() -> None:
+    model = Model()
+    optimizer = CPUAdam(model.parameters(), overlap=True)
+    saved = copy.deepcopy(model.state_dict())
+    for write in (model.load_state_dict, lambda _: model.first.bias.detach().fill_(5)):
+        model(tokens(0)).backward()
+        write(saved)
+        with pytest.raises(RuntimeError, match="was written after the backward had updated it"):
+            optimizer.step()
+        optimizer.zero_grad()
+    model(tokens(1)).backward()
+    optimizer.step()
+
+
+def test_states_are_not_loaded_between_backward_and_step() -> None:
+    model = Model()
+    optimizer = CPUAdam(model.parameters(), overlap=True)
+    saved = copy.deepcopy(optimizer.state_dict())
+    model(tokens(0)).backward()
+    with pytest.raises(RuntimeError, match="states are to be loaded of 5 parameters"):
+        optimizer.load_state_dict(saved)
+    optimizer.step()
+    optimizer.load_state_dict(saved)
+    assert not optimizer.state
+
+
+def test_two_optimizers_do_not_update_a_parameter_in_one_backward() -> None:
+    param = nn.Parameter(torch.ones(5))
+    first, second = CPUAdam([param], overlap=True), CPULion([param], overlap=True)
+    with pytest.raises(RuntimeError, match=r"two optimizers update a parameter of shape \(5,\)"):
+        param.sum().backward()
+    first.step()
+    del first  # a notebook's cell that is run again
+    gc.collect()
+    param.grad = None
+    param.sum().backward()
+    second.step()
+
+
 def test_gradients_that_are_dropped_and_settings_that_change_before_the_step_are_refused() -> None:
     for change, message in (
         (lambda param, _: setattr(param, "grad", None), "dropped"),

@@ -97,7 +97,7 @@ def test_gradients_that_were_used_are_not_cleared_without_a_step() -> None:
     optimizer = cxl_offload.CPUAdam([param], overlap=True)
     assert optimizer.early_updates is not None
     optimizer.early_updates.part_arrived(param, 0, 10, ready=at_once)
-    with pytest.raises(RuntimeError, match="gradients of 1 parameters are to be cleared"):
+    with pytest.raises(RuntimeError, match="gradients are to be cleared of 1 parameters"):
         optimizer.zero_grad()
     optimizer.step()
     optimizer.zero_grad()
