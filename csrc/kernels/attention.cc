@@ -96,6 +96,7 @@ class Run {
       if (work_.parts[i].count == 0) merge(i);
     }
     if (units.size() < 2) {
+      prefetch_ = static_cast<RowPrefetch>(row_choice_.way());
       for (const Unit& unit : units) attend(unit, nullptr, 0);
       return;
     }
@@ -113,10 +114,11 @@ class Run {
   }
 
  private:
-  // The bytes by which calls are compared. Codes are prefetched in one way, and small caches may
-  // lie in the processor's own, which says nothing of the memory.
+  // The bytes by which calls are compared. Codes are prefetched in one way. What lies in the
+  // processor's own caches says nothing of the memory: small caches of keys and values, and those
+  // that are one row again and again.
   size_t tried_bytes() const {
-    if (codes_) return 0;
+    if (codes_ || a_.k.strides[2] == 0) return 0;
     size_t rows = 0;
     for (const Unit& unit : work_.units) {
       rows += static_cast<size_t>((unit.end - unit.begin) * unit.heads);

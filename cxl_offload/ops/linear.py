@@ -8,6 +8,8 @@ are better left to ``torch.nn.functional.linear``.
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
@@ -199,6 +201,38 @@ def _memory_of(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, in
         return held.data_ptr(), held.nbytes(), 0
     return held.data_ptr(), held.nbytes(), bias.untyped_storage().data_ptr()
 
+
+class PreparedLayers:
+    """:func:`linear` for layers that are called again and again, each prepared at its first call.
+
+    A weight is kept alive by its owner alone: what was prepared for it goes when it does.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], PreparedLinear]] = {}
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        threads: Threads = None,
+    ) -> torch.Tensor:
+        """As :func:`linear`, without scales."""
+        refuse_derivatives("linear", x, weight, bias)
+        weak, layer = self._known.get(id(weight), _NO_LAYER)
+        if layer is None or weak() is not weight or not layer.is_of(weight, bias):
+            layer = self._prepared(weight, bias)
+        return layer(x, threads)
+
+    def _prepared(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PreparedLinear:
+        check_class(weight, "weight")
+        layer, key = PreparedLinear(weight, bias), id(weight)
+        self._known[key] = weakref.ref(weight, lambda _: self._known.pop(key, None)), layer
+        return layer
+
+
+_NO_LAYER: tuple[Callable[[], None], None] = (lambda: None), None
 
 BUFFER_ELEMENTS = 2**19
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight
-from cxl_offload.ops.linear import SinglePrecisionLinear, linear
+from cxl_offload.ops.linear import PreparedLayers, SinglePrecisionLinear, linear
 from cxl_offload.ops.threads import Threads
 
 LinearWay = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -80,7 +80,17 @@ def kernel_ways(
     def way(isa: str) -> LinearWay:
         return lambda x, weight, bias: linear(x, view(weight), bias, threads=threads(), isa=isa)
 
-    ways = {KERNEL: way("")}
+    layers = PreparedLayers()
+
+    def kernel(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        seen = view(weight)
+        if isinstance(seen, Int4Weight):
+            return linear(x, seen, bias, threads=threads())
+        return layers(x, seen, bias, threads())
+
+    ways = {KERNEL: kernel}
     if _C.has_bf16_products(tiles=True):
         ways[TILES] = way("amxbf16")
     if _C.has_integer_codes():

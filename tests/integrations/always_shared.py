@@ -6,6 +6,8 @@ import time
 
 
 class _Always:
+    why_off = ""
+
     @property
     def sleeping_seconds(self) -> float:
         return time.perf_counter()

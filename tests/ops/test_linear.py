@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight, int4_quantized
-from cxl_offload.ops.linear import WEIGHT_DTYPES, PreparedLinear, SinglePrecisionLinear, linear
+from cxl_offload.ops.linear import (
+    WEIGHT_DTYPES,
+    PreparedLayers,
+    PreparedLinear,
+    SinglePrecisionLinear,
+    linear,
+)
 
 ISAS = _C.supported_isas()
 F8 = torch.float8_e4m3fn
@@ -221,6 +229,26 @@ def test_prepared_layers_look_at_their_memory(outputs: int) -> None:
     weight.copy_(saved)
     bias.copy_(draw(outputs, seed=2))
     assert torch.equal(prepared(x), expected)
+
+
+def test_layers_are_prepared_for_as_long_as_their_weights_live() -> None:
+    layers, x = PreparedLayers(), draw(2, 64)
+    weight, bias = draw(6, 64, seed=1), draw(6, seed=2)
+    storage = weakref.ref(weight.untyped_storage())
+    assert torch.equal(layers(x, weight, bias), linear(x, weight, bias))
+    assert torch.equal(layers(x, weight, None), linear(x, weight))
+    weight.data = draw(6, 64, seed=3)
+    assert torch.equal(layers(x, weight, bias), linear(x, weight, bias))
+    assert torch.equal(layers(x[:, ::2], weight[:, :32], None), linear(x[:, ::2], weight[:, :32]))
+    del weight
+    gc.collect()
+    assert storage() is None
+    assert not layers._known
+    wanted = draw(6, 64).requires_grad_()
+    with pytest.raises(ValueError, match="linear has no derivative"):
+        layers(x, wanted, None)
+    with pytest.raises(TypeError, match="weight is a list"):
+        layers(x, [1.0], None)  # type: ignore[arg-type]
 
 
 def test_negated_views_are_called_by_their_name() -> None:

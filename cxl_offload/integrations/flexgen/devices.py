@@ -7,6 +7,7 @@ classes and the package stays as it is.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import shutil
@@ -34,14 +35,46 @@ from cxl_offload.units import format_bytes
 fix_recursive_import()  # FlexGen's devices need what its compression module defines
 
 
+MOST_KEPT_BYTES = 1 << 18
+"""Of an activation whose memory is used again: those of decoding, not those of prompts."""
+
+MOST_WAITING = 8
+"""Activations whose memory waits for the next ones, all of one shape."""
+
+
 class TierTensor(TorchTensor):  # type: ignore[misc]
     """A tensor in a tier, read where it lies by a device whose memory is the host's too."""
+
+    lease: _Lease | None = None
+    """Of an activation: gives its memory back when neither this nor a view of it is read."""
 
     def copy(self, dst: Any, src_indices: Any = None) -> TorchTensor:
         """A copy on ``dst``; a view, as the device says, where there is nothing to cross."""
         if isinstance(dst, SharesHostMemory) and dst.loads_nothing:
             return dst.view_of(self, src_indices)
         return super().copy(dst, src_indices)
+
+
+class _Counted:
+    """Memory of the store, counted for as long as this lives."""
+
+    __slots__ = ("__weakref__", "data")
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data = data
+
+
+class _Lease:
+    """Returns memory to those that wait for the next activation of its shape."""
+
+    __slots__ = ("_memory", "_waiting")
+
+    def __init__(self, memory: _Counted, waiting: list[_Counted]) -> None:
+        self._memory, self._waiting = memory, waiting
+
+    def __del__(self) -> None:
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append(self._memory)
 
 
 class SharesHostMemory(ABC):
@@ -73,6 +106,9 @@ class HostDevice(TorchDevice):  # type: ignore[misc]
         What tensors are for unless a method says otherwise.
     has_workspace
         CPU attention reads single-precision copies of the cache; False: the cache itself.
+    keeps_activations
+        Memory of small activations is used again for the next ones. Not where a GPU may still copy
+        from what was deleted.
     """
 
     def __init__(
@@ -82,13 +118,17 @@ class HostDevice(TorchDevice):  # type: ignore[misc]
         part: int = 0,
         kind: FlexGenKind = "act",
         has_workspace: bool = True,
+        keeps_activations: bool = False,
     ) -> None:
         super().__init__("cpu")
+        self._keeps_activations = keeps_activations
         self.compressed_device = CompressedHost(self)
         self.store = store
         self._part = part
         self._kind: FlexGenKind = kind
         self._has_workspace = has_workspace
+        self._waiting: list[_Counted] = []
+        self._waiting_form: tuple[Any, ...] = ()  # shape, type and pinning
         self.cache: SplitCache | None = None
         """Makes the KV cache when its policy is a split over several tiers."""
 
@@ -112,12 +152,42 @@ class HostDevice(TorchDevice):  # type: ignore[misc]
         reason than size (it leaves the KV cache pageable because torch rounds pinned blocks up to
         a power of two, which our memory does not)."""
         pin = self._kind == "kv" or pin_memory is None or pin_memory
-        data = self.store.empty(
-            self._kind, self._part, tuple(shape), np_dtype_to_torch_dtype[dtype], pin=pin
-        )
-        tensor = TierTensor.create_from_torch(data, self, name=name)
+        torch_dtype = np_dtype_to_torch_dtype[dtype]
+        nbytes = math.prod(shape) * torch_dtype.itemsize
+        if self._kind == "act" and self._keeps_activations and nbytes <= MOST_KEPT_BYTES:
+            return self._activation(tuple(shape), torch_dtype, pin, name)
+        return self._new(tuple(shape), torch_dtype, pin, name)
+
+    def _new(
+        self, shape: tuple[int, ...], dtype: torch.dtype, pin: bool, name: str | None = None
+    ) -> TierTensor:
+        data = self.store.empty(self._kind, self._part, shape, dtype, pin=pin)
+        tensor: TierTensor = TierTensor.create_from_torch(data, self, name=name)
         self.store.count(tensor, self._kind, self._part, data)
         return tensor
+
+    def _activation(
+        self, shape: tuple[int, ...], dtype: torch.dtype, pin: bool, name: str | None
+    ) -> TierTensor:
+        """One in memory of an earlier one, which stays counted meanwhile.
+
+        Every layer and batch of a decoded token makes an activation, and to ask for memory and
+        where it lies takes much longer than to fill it.
+        """
+        if self._waiting_form != (shape, dtype, pin):  # those of prompts go before others come
+            self._waiting, self._waiting_form = [], (shape, dtype, pin)
+        if self._waiting:
+            memory = self._waiting.pop()
+        else:
+            memory = _Counted(self.store.empty("act", self._part, shape, dtype, pin=pin))
+            self.store.count(memory, "act", self._part, memory.data)
+        tensor: TierTensor = TierTensor.create_from_torch(memory.data, self, name=name)
+        tensor.lease = _Lease(memory, self._waiting)
+        return tensor
+
+    def forget_activations(self) -> None:
+        """Give back the memory that no activation uses."""
+        self._waiting, self._waiting_form = [], ()
 
     def init_cache_one_gpu_batch(self, config: Any, task: Any, policy: Any) -> Any:
         """KV cache of one layer and batch, over several tiers when its policy is a split."""
@@ -153,8 +223,9 @@ class HostDevice(TorchDevice):  # type: ignore[misc]
 
     def extend_attention_mask(self, attention_mask: TorchTensor, donate: Sequence[bool]) -> Any:
         """The mask with one more column of ones, in the tier of the activations."""
+        self.forget_activations()  # those of a prompt would be held beside the mask
         rows, columns = attention_mask.shape
-        longer = self.allocate((rows, columns + 1), bool)
+        longer = self._new((rows, columns + 1), torch.bool, True)
         longer.data[:, :columns] = attention_mask.data
         longer.data[:, columns:] = True
         if donate[0]:

@@ -196,6 +196,7 @@ class TieredOptLM(OptLM):  # type: ignore[misc]
             for tensor in _tensors_in(holder.pop()):
                 delete_tensor(tensor)
         self.env.cpu.del_attention_compute_workspace()
+        self.env.cpu.forget_activations()
 
     def __del__(self) -> None:
         """FlexGen deletes weights here, which fails when loading them did; close() does it."""

@@ -109,7 +109,11 @@ def build_devices(
     kv_parts = _part_devices(store, "kv")
     weight_parts = _part_devices(store, "weights")
     # The last CPU device made is the one FlexGen compresses on while it loads weights.
-    host = HostDevice(store, has_workspace=not layout.attends_in_place)
+    host = HostDevice(
+        store,
+        has_workspace=not layout.attends_in_place,
+        keeps_activations=run.accelerator == "host",
+    )
     on_disk, *on_host, on_accelerator = layout.homes.sequences
     cache = SplitCache(
         [accelerator, *(kv_parts or [host]), disk], [on_accelerator, *on_host, on_disk]
