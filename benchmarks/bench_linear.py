@@ -108,7 +108,7 @@ def make_layers(name: str, args: argparse.Namespace) -> list[Layer]:
     return layers
 
 
-CHOOSING_CALLS = 32
+CHOOSING_CALLS = 40
 """Calls of a shape in which the kernel finds the faster way to read; they are not timed."""
 
 CACHED = "this, weights in the first cache"

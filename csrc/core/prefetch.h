@@ -21,9 +21,13 @@ inline __attribute__((always_inline)) void prefetch_second(const void* at) {
   __builtin_prefetch(at, 0, 2);
 }
 
-template <bool kNearest>
+// With kNone the processor finds what comes next by itself.
+enum class Prefetch { kNearest, kSecond, kNone };
+
+template <Prefetch kInto>
 inline __attribute__((always_inline)) void prefetch_into(const void* at) {
-  return kNearest ? prefetch_near(at) : prefetch_second(at);
+  if constexpr (kInto == Prefetch::kNearest) prefetch_near(at);
+  if constexpr (kInto == Prefetch::kSecond) prefetch_second(at);
 }
 
 // For one use: other lines should not leave the caches for it.

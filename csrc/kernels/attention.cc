@@ -24,12 +24,11 @@ constexpr size_t kFewestAhead = 8;
 constexpr size_t kAheadBytes = 8192;
 constexpr size_t kLeastTriedBytes = size_t{16} << 20;
 
-// Whole calls find out how rows are prefetched, in the order of RowPrefetch. It depends on the
-// processor, on how fast its memory is at the time, and on how rows lie: on a Zen 4, one head's
-// rows that follow one another are read fastest without prefetches, and short pieces of rows with
-// them.
-constexpr size_t kRowPrefetches = 3;
-using RowChoice = MeasuredChoice<kRowPrefetches, 12>;
+// Whole calls find out how rows are prefetched. It depends on the processor, on how fast its memory
+// is at the time, and on how rows lie: on a Zen 4, one head's rows that follow one another are read
+// fastest without prefetches, and short pieces of rows with them.
+constexpr std::array kRowPrefetches = {Prefetch::kSecond, Prefetch::kNearest, Prefetch::kNone};
+using RowChoice = MeasuredChoice<kRowPrefetches.size(), 12>;
 
 RowChoice& row_choice_of(Dtype dtype, bool several_heads) {
   static std::array<std::array<RowChoice, 2>, static_cast<size_t>(Dtype::kUint8) + 1> choices;
@@ -96,14 +95,14 @@ class Run {
       if (work_.parts[i].count == 0) merge(i);
     }
     if (units.size() < 2) {
-      prefetch_ = static_cast<RowPrefetch>(row_choice_.way());
+      prefetch_ = kRowPrefetches[row_choice_.way()];
       for (const Unit& unit : units) attend(unit, nullptr, 0);
       return;
     }
     WorkQueues<size_t> queues = queues_of(a_, units, team, kernel);
     std::atomic<size_t> taken = 0;
     row_choice_.run(tried_bytes(), kLeastTriedBytes, [&](size_t way) {
-      prefetch_ = static_cast<RowPrefetch>(way);
+      prefetch_ = kRowPrefetches[way];
       team.run([&](size_t group) {
         const size_t slot = taken.fetch_add(1);
         queues.drain(group, [&](size_t index, const size_t* next) {
@@ -312,7 +311,7 @@ class Run {
   const size_t padded_;
   const bool codes_;  // whether caches are codes
   RowChoice& row_choice_;
-  RowPrefetch prefetch_ = RowPrefetch::kSecond;
+  Prefetch prefetch_ = Prefetch::kSecond;
   std::vector<size_t> places_;      // where the numbers of a head are in a query
   std::vector<size_t> sum_places_;  // where they are in the sums
   std::vector<float> q_;

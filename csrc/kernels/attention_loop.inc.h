@@ -17,14 +17,14 @@ struct SoonRows {
   // Prefetches bytes of a row.
   CXL_OFFLOAD_VECTOR void prefetch(size_t i, size_t head, size_t begin, size_t bytes) const {
     const std::byte* first = row(i, head) + begin;
-    if (into == RowPrefetch::kSecond) return prefetch_row(first, bytes);
-    if (into == RowPrefetch::kNone) return;
+    if (into == Prefetch::kSecond) return prefetch_row(first, bytes);
+    if (into == Prefetch::kNone) return;
     for (size_t at = 0; at < bytes; at += kLineBytes) prefetch_near(first + at);
   }
 
   const std::byte* const* rows;
   size_t step;  // bytes from one head to the next
-  RowPrefetch into;
+  Prefetch into;
 };
 
 // Return the rows to prefetch while `count` rows from row `first` on are read. The rows of V in a

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/half.h"
+#include "core/prefetch.h"
 #include "core/rounding.h"
 #include "core/sizes.h"
 #include "core/tensor_view.h"
@@ -89,9 +90,6 @@ struct WholeQuery {
   bool fits;  // false if a number is NaN, infinite or out of range
 };
 
-// Into which cache rows are prefetched. With none the processor finds the next ones by itself.
-enum class RowPrefetch { kSecond, kNearest, kNone };
-
 // Rows of one sequence: head h of row i begins at k[i] + h * k_step bytes.
 struct AttentionRows {
   const std::byte* k[kAttentionBlock + kAttentionAhead];
@@ -108,8 +106,8 @@ struct AttentionRows {
   // Whether k (or v) are codes, and those of the first head lie directly one row after another.
   bool k_in_line = false;
   bool v_in_line = false;
-  size_t ahead = 0;  // how many rows ahead of its use a row is prefetched
-  RowPrefetch prefetch = RowPrefetch::kSecond;  // of rows of numbers
+  size_t ahead = 0;                       // how many rows ahead of its use a row is prefetched
+  Prefetch prefetch = Prefetch::kSecond;  // of rows of numbers
   size_t count = 0;  // at most a block; kAttentionAhead more are valid addresses
 };
 

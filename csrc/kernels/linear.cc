@@ -63,13 +63,15 @@ ColumnChoice& column_choice_of(Dtype weight, size_t tiles) {
   return choices[static_cast<size_t>(weight)][std::min(tiles, kMostTiles)];
 }
 
-using CacheChoice = MeasuredChoice<2, 12>;
+constexpr std::array kWeightPrefetches = {Prefetch::kNearest, Prefetch::kSecond, Prefetch::kNone};
+using WeightChoice = MeasuredChoice<kWeightPrefetches.size(), 12>;
 
-// Whether a single tile of so many rows prefetches weights of a type into the nearest cache (0) or
-// into the second one (1), which suits an EPYC of Zen 4 better (docs/linear-measured.md).
-CacheChoice& cache_choice_of(Dtype weight, size_t rows) {
+// In which of these ways a single tile of so many rows prefetches weights of a type. An EPYC of
+// Zen 4 reads them fastest through the second cache, and beside one row without prefetches
+// (docs/linear-measured.md).
+WeightChoice& weight_choice_of(Dtype weight, size_t rows) {
   constexpr size_t kMostRows = 8;  // with more, no strip is spread
-  static ChoicesOfTypes<CacheChoice, kMostRows> choices;
+  static ChoicesOfTypes<WeightChoice, kMostRows> choices;
   return choices[static_cast<size_t>(weight)][std::min(rows, kMostRows)];
 }
 
@@ -132,7 +134,7 @@ class LinearRun {
     tile_ = kernel_.tile_of(rows_);
     padded_rows_ = round_up(rows_, tile_);  // rows beyond the last are zeros
     column_choice_ = &column_choice_of(linear.weight.dtype, padded_rows_ / tile_);
-    cache_choice_ = &cache_choice_of(linear.weight.dtype, tile_);
+    weight_choice_ = &weight_choice_of(linear.weight.dtype, tile_);
     read_x();
     read_factors(isa);
   }
@@ -166,8 +168,8 @@ class LinearRun {
     if (padded_rows_ != tile_) return multiply_all();
     // Weights that are one row again and again come from a cache, which tells nothing.
     const size_t size = a_.weight.strides[0] == 0 ? 0 : outputs_ * width_;
-    cache_choice_->run(size, kLeastLayerTried, [&](size_t way) {
-      nearest_ = way == 0;
+    weight_choice_->run(size, kLeastLayerTried, [&](size_t way) {
+      prefetch_ = kWeightPrefetches[way];
       multiply_all();
     });
   }
@@ -269,7 +271,7 @@ class LinearRun {
     add_scales(unit, slot, copy, panel);
     panel.sums = room_.sums.data.get() + slot * padded_rows_ * each_;
     panel.fetched = fetched;
-    panel.nearest = nearest_;
+    panel.prefetch = prefetch_;
     if (next != nullptr) {
       panel.next = weights_of(copy, *next);
       panel.next_outputs = next->end - next->begin;
@@ -341,8 +343,8 @@ class LinearRun {
   const size_t row_bytes_;
   size_t tile_ = 0;
   ColumnChoice* column_choice_ = nullptr;
-  CacheChoice* cache_choice_ = nullptr;
-  bool nearest_ = true;
+  WeightChoice* weight_choice_ = nullptr;
+  Prefetch prefetch_ = Prefetch::kNearest;
   size_t padded_rows_ = 0;
   size_t each_ = 0;  // how many outputs a unit has
   CallRoom& room_ = room_of_this_thread();

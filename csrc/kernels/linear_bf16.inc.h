@@ -91,7 +91,7 @@ struct Strip {
     }
   }
 
-  template <bool kNearest>
+  template <Prefetch kInto>
   CXL_OFFLOAD_VECTOR void columns(size_t begin, size_t end) {
     const Reader reader;
     size_t at = begin;
@@ -103,7 +103,7 @@ struct Strip {
 #pragma GCC unroll 8
       for (size_t r = 0; r < R; ++r) {
         reader.read(_mm512_loadu_si512(from + r * apart), numbers[r]);
-        prefetch_into<kNearest>(from + r * apart + far);
+        prefetch_into<kInto>(from + r * apart + far);
       }
       if constexpr (kCodes) {
         add_scaled(numbers, at);
@@ -170,11 +170,11 @@ inline void sum_groups(const LinearPanel& panel, Room& room) {
   }
 }
 
-template <class W, size_t M, size_t R, bool kNearest>
+template <class W, size_t M, size_t R, Prefetch kInto>
 [[gnu::noinline]] void multiply_strip(const LinearPanel& panel, const Room& room,
                                       const Step& step) {
   Strip<W, M, R> strip(panel, room, step);
-  strip.template columns<kNearest>(step.begin, step.end);
+  strip.template columns<kInto>(step.begin, step.end);
   if (step.last) {
     strip.store();
   } else {
@@ -194,15 +194,20 @@ void multiply_tiles(const LinearPanel& panel) {
   order.cut<M, R>();
   visit_steps<M, R>(order, [&]<size_t kStrip>(const Step& step) {
     if constexpr (Strip<W, M, kStrip>::kSpread) {
-      if (panel.nearest) return multiply_strip<W, M, kStrip, true>(panel, room, step);
+      if (panel.prefetch == Prefetch::kNearest) {
+        return multiply_strip<W, M, kStrip, Prefetch::kNearest>(panel, room, step);
+      }
+      if (panel.prefetch == Prefetch::kNone) {
+        return multiply_strip<W, M, kStrip, Prefetch::kNone>(panel, room, step);
+      }
     }
-    multiply_strip<W, M, kStrip, false>(panel, room, step);
+    multiply_strip<W, M, kStrip, Prefetch::kSecond>(panel, room, step);
   });
 }
 
 // How many outputs a strip has beside tiles of 1, 2, 4, 6 and 8 rows. The registers allow no more
 // beside many rows; beside one row, weights are read into the nearest cache faster in fewer
-// streams.
+// streams, also by the processor alone.
 template <class W>
 constexpr size_t strip_outputs(size_t index) {
   constexpr size_t kOfBf16[] = {2, 4, 4, 4, 3};
@@ -216,7 +221,7 @@ template <class W>
 void multiply(const LinearPanel& panel) {
   switch (panel.tile) {
     case 1:
-      if (!panel.nearest) return multiply_tiles<W, 1, 4>(panel);
+      if (panel.prefetch == Prefetch::kSecond) return multiply_tiles<W, 1, 4>(panel);
       return multiply_tiles<W, 1, strip_outputs<W>(0)>(panel);
     case 2:
       return multiply_tiles<W, 2, strip_outputs<W>(1)>(panel);

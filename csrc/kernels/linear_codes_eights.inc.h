@@ -132,7 +132,7 @@ struct CodeStrip {
     const ptrdiff_t far = from + (kSpread && from >= step.turn ? step.jump : step.ahead);
 #pragma GCC unroll 8
     for (size_t r = 0; r < R; ++r) {
-      if (kSpread && panel.nearest) {
+      if (kSpread && panel.prefetch == Prefetch::kNearest) {
         prefetch_near(codes + r * apart + far);
       } else {
         prefetch_second(codes + r * apart + far);

@@ -137,32 +137,32 @@ struct Strip {
   }
 
   // Prefetches for `bytes` of each output that begin at byte `here` of a row.
-  template <bool kNearest>
+  template <Prefetch kInto>
   CXL_OFFLOAD_VECTOR void prefetch(size_t here, size_t bytes) const {
     const auto from = static_cast<ptrdiff_t>(here);
     const ptrdiff_t far = from + (kSpread && from >= step.turn ? step.jump : step.ahead);
 #pragma GCC unroll 8
     for (size_t r = 0; r < R; ++r) {
       for (size_t byte = 0; byte < bytes; byte += kLineBytes) {
-        prefetch_into<kNearest>(row(r) + far + byte);
+        prefetch_into<kInto>(row(r) + far + byte);
       }
     }
   }
 
   // Adds the products of the columns [begin, end), which are of one group.
-  template <bool kNearest>
+  template <Prefetch kInto>
   CXL_OFFLOAD_VECTOR void columns(size_t begin, size_t end, size_t group) {
     const Source source(panel, step, group);
     constexpr size_t kLine = std::max(kLineWeights<W>, kPair);
     size_t at = begin;
     for (; at + kLine <= end; at += kLine) {
-      prefetch<kNearest>(bytes_of<W>(at), bytes_of<W>(kLine));
+      prefetch<kInto>(bytes_of<W>(at), bytes_of<W>(kLine));
 #pragma GCC unroll 16
       for (size_t in = 0; in < kLine; in += kPair) pair(source, at + in);
     }
     // A group of codes may be shorter than a line.
     if (std::is_same_v<W, Codes> && at < end && bytes_of<W>(at) % kLineBytes == 0) {
-      prefetch<kNearest>(bytes_of<W>(at), kLineBytes);
+      prefetch<kInto>(bytes_of<W>(at), kLineBytes);
     }
     for (; at + kPair <= end; at += kPair) pair(source, at);
     if constexpr (!std::is_same_v<W, Codes>) {  // groups of codes have whole pairs only
@@ -238,7 +238,7 @@ constexpr bool kLooksForNan<E4m3> = !std::is_same_v<Vector::NoNan<E4m3>, E4m3>;
 
 // Returns how many outputs a strip has.
 template <class W>
-constexpr size_t strip_outputs(const Tile& tile, bool nearest) {
+constexpr size_t strip_outputs(const Tile& tile, bool into_second) {
   if (std::is_same_v<W, Codes>) return tile.coded_outputs;
   // Such a strip is read twice, and more outputs share what it costs to begin and to end it.
   if (kLooksForNan<W> && tile.rows <= 2) return 4 * tile.rows;
@@ -246,11 +246,11 @@ constexpr size_t strip_outputs(const Tile& tile, bool nearest) {
     return std::min(tile.outputs, size_t{4});
   }
   if (tile.rows > 1) return tile.outputs;
-  if (!nearest) return std::min(tile.outputs, size_t{4});
+  if (into_second) return std::min(tile.outputs, size_t{4});
   // With one row few outputs suffice to read less of x than of weights, and fewer streams are read
-  // into the nearest cache faster. But the vectors of a line are added to one sum, each after the
-  // one before. With half as many outputs as such vectors, a line takes no longer than two
-  // additions.
+  // into the nearest cache faster, also by the processor alone. But the vectors of a line are added
+  // to one sum, each after the one before. With half as many outputs as such vectors, a line takes
+  // no longer than two additions.
   const size_t vectors = kLineWeights<W> / Vector::kLanes;
   return std::min(tile.outputs, std::max(vectors / 2, size_t{2}));
 }
@@ -273,7 +273,7 @@ inline void read_tables(const LinearPanel& panel, const Step& step, size_t outpu
   }
 }
 
-template <class W, size_t M, size_t R, bool kScaled, bool kNearest>
+template <class W, size_t M, size_t R, bool kScaled, Prefetch kInto>
 [[gnu::noinline]] void multiply_strip_as(const LinearPanel& panel, const Step& step) {
   Strip<W, M, R, kScaled> strip(panel, step);
   if constexpr (kScaled) {
@@ -281,10 +281,10 @@ template <class W, size_t M, size_t R, bool kScaled, bool kNearest>
     size_t group = step.begin / panel.group;
     size_t stop = (group + 1) * panel.group;
     for (size_t at = step.begin; at < step.end; at = stop, stop += panel.group, ++group) {
-      strip.template columns<kNearest>(at, std::min(step.end, stop), group);
+      strip.template columns<kInto>(at, std::min(step.end, stop), group);
     }
   } else {
-    strip.template columns<kNearest>(step.begin, step.end, 0);
+    strip.template columns<kInto>(step.begin, step.end, 0);
   }
   if (step.last) {
     store_sums(panel, step, strip.sum, step.end > kLinearColumns);
@@ -296,9 +296,14 @@ template <class W, size_t M, size_t R, bool kScaled, bool kNearest>
 template <class W, size_t M, size_t R, bool kScaled>
 CXL_OFFLOAD_VECTOR void multiply_strip(const LinearPanel& panel, const Step& step) {
   if constexpr (Strip<W, M, R, kScaled>::kSpread) {
-    if (panel.nearest) return multiply_strip_as<W, M, R, kScaled, true>(panel, step);
+    if (panel.prefetch == Prefetch::kNearest) {
+      return multiply_strip_as<W, M, R, kScaled, Prefetch::kNearest>(panel, step);
+    }
+    if (panel.prefetch == Prefetch::kNone) {
+      return multiply_strip_as<W, M, R, kScaled, Prefetch::kNone>(panel, step);
+    }
   }
-  multiply_strip_as<W, M, R, kScaled, false>(panel, step);
+  multiply_strip_as<W, M, R, kScaled, Prefetch::kSecond>(panel, step);
 }
 
 template <class W, size_t M, size_t R, bool kScaled>
@@ -346,10 +351,10 @@ void multiply_as(const LinearPanel& panel) {
   if constexpr (kIndex + 1 < kTiles) {
     if (panel.tile != kTile.rows) return multiply_as<W, kScaled, kIndex + 1>(panel);
   }
-  if (kTile.rows == 1 && !panel.nearest) {
-    return multiply_tiles<W, kTile.rows, strip_outputs<W>(kTile, false), kScaled>(panel);
+  if (kTile.rows == 1 && panel.prefetch == Prefetch::kSecond) {
+    return multiply_tiles<W, kTile.rows, strip_outputs<W>(kTile, true), kScaled>(panel);
   }
-  multiply_tiles<W, kTile.rows, strip_outputs<W>(kTile, true), kScaled>(panel);
+  multiply_tiles<W, kTile.rows, strip_outputs<W>(kTile, false), kScaled>(panel);
 }
 
 template <class W>

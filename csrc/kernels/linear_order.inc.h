@@ -45,9 +45,10 @@ struct Step {
 //
 // Such strips are spread over the outputs. Output r of a strip is the one after output r of the
 // strip before. So each of R streams reads one row of weights after the other, and the hardware's
-// prefetchers go on from row to row. The weights are prefetched into the first cache, or into the
-// second one where that is faster (LinearPanel::nearest). In other strips x fills the first cache;
-// their outputs are neighbours, and their weights are prefetched into the second cache.
+// prefetchers go on from row to row. The weights are prefetched into the first cache, into the
+// second one, or not at all, as is fastest (LinearPanel::prefetch). In other strips x fills the
+// first cache; their outputs are neighbours, and their weights are prefetched into the second
+// cache.
 template <size_t M, size_t R>
 constexpr bool is_spread(size_t line, size_t x_bytes) {
   return M * x_bytes * line <= R * kLineBytes;

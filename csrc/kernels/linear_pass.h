@@ -39,9 +39,7 @@ struct LinearPanel {
   size_t rows = 0;                    // whole tiles
   size_t tile = 0;                    // rows that are multiplied together: LinearKernel::tile_of
   size_t near_bytes = kNearBytes[0];  // the most bytes of a tile in the columns of a strip
-  // Whether the weights of strips that are spread (linear_order.inc.h) are prefetched into the
-  // nearest cache, not into the second one.
-  bool nearest = true;
+  Prefetch prefetch = Prefetch::kNearest;  // of strips that are spread (linear_order.inc.h)
   // How many outputs all tiles are multiplied by before the next ones; kLinearOutputs is a multiple
   // of it.
   size_t block_outputs = kLinearOutputs;

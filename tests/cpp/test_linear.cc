@@ -217,7 +217,8 @@ TEST(work_of_many_units_is_done_once_by_any_team) {
   CHECK(std::memcmp(one.y.data(), many.y.data(), one.y.size() * sizeof(float)) == 0);
 }
 
-// The first calls with one tile prefetch weights into the first or into the second cache, in turns.
+// The first calls with one tile prefetch weights into the first cache, into the second, and not at
+// all, in turns.
 TEST(a_row_has_the_same_bits_however_its_weights_are_prefetched) {
   constexpr int64_t kOutputs = 528, kWidth = 1536;
   WorkerTeam alone({{-1, 1, {}}});
