@@ -82,15 +82,13 @@ def kernel_ways(
 
     layers = PreparedLayers()
 
-    def kernel(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
+    def kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         seen = view(weight)
         if isinstance(seen, Int4Weight):
             return linear(x, seen, bias, threads=threads())
         return layers(x, seen, bias, threads())
 
-    ways = {KERNEL: kernel}
+    ways: dict[str, LinearWay] = {KERNEL: kernel}
     if _C.has_bf16_products(tiles=True):
         ways[TILES] = way("amxbf16")
     if _C.has_integer_codes():

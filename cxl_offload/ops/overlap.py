@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,11 +19,11 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from cxl_offload.ops.beside import OneThread
 from cxl_offload.ops.lost import check_named, states_of
-from cxl_offload.ops.view import local_tensor, touch, untraced
+from cxl_offload.ops.used_gradient import UsedGradient, is_alone
+from cxl_offload.ops.view import touch, untraced
 
 if TYPE_CHECKING:
     from cxl_offload.ops.late_clip import LateClip
@@ -47,7 +48,7 @@ class EarlyUpdates:
         self._waiting_parts: list[tuple[GivenPart, Callable[[], object]]] = []
         self._parts: dict[torch.Tensor, list[tuple[int, int]]] = {}
         self._running: list[Future[None]] = []
-        self._taken: dict[torch.Tensor, _UsedGradient] = {}
+        self._taken: dict[torch.Tensor, UsedGradient] = {}
         self._written: dict[torch.Tensor, int] = {}
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._held = 0
@@ -55,7 +56,9 @@ class EarlyUpdates:
         self._late = late
         self._scale = 1.0
         self._handles: list[Any] = []
-        weakref.finalize(optimizer, _remove, self._handles)
+        self._number = next(_numbers)
+        self._followed: list[int] = []
+        weakref.finalize(optimizer, _remove, self._handles, self._number, self._followed)
         # A GradScaler then says in step() what it would do, instead of leaving step() out.
         cast("Any", optimizer)._step_supports_amp_scaling = True
 
@@ -64,6 +67,8 @@ class EarlyUpdates:
         if param.requires_grad:
             hook = param.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
             self._handles.append(hook)
+            _followers.setdefault(id(param), {})[self._number] = weakref.ref(self)
+            self._followed.append(id(param))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -104,16 +109,23 @@ class EarlyUpdates:
 
     def _take(self, param: torch.Tensor, grad: torch.Tensor) -> None:
         """Notes what the parameter is updated with, and by whom."""
-        with _owners_lock:
-            owner = _owners.get(param)
-            other = None if owner is None else owner()
-            if other is not None and other is not self and param in other._taken:
+        for weak in tuple(_followers.get(id(param), {}).values()):
+            other = weak()
+            if other is not None and other is not self and other._updates(param):
+                if not self._taken:
+                    self._groups = {}  # settings are those of the backward that is used
                 raise RuntimeError(
-                    f"overlap: two optimizers update a parameter of shape {tuple(param.shape)} in "
-                    "one backward; give it to one of them, or leave overlap out"
+                    f"overlap: two optimizers would update a parameter of shape "
+                    f"{tuple(param.shape)} in this backward, as each does for as long as it lives; "
+                    "delete one (and gc.collect(), if it is part of a cycle), or put the backward "
+                    "under `with other.accumulate():`"
                 )
-            _owners[param] = weakref.ref(self)
-        self._taken[param] = _UsedGradient(grad)
+        self._taken[param] = UsedGradient(grad)
+
+    def _updates(self, param: torch.Tensor) -> bool:
+        """Whether a gradient of the parameter would be taken now."""
+        optimizer = self._optimizer()
+        return optimizer is not None and not self._held and param in _parameters(optimizer)
 
     @untraced
     @torch.no_grad()
@@ -184,7 +196,7 @@ class EarlyUpdates:
         if not self._groups:
             groups = optimizer.param_groups
             self._settings = [
-                (group, {name: value for name, value in group.items() if name != "params"})
+                (group, {name: _now(value) for name, value in group.items() if name != "params"})
                 for group in groups
             ]
             self._groups = {each: group for group in groups for each in group["params"]}
@@ -268,6 +280,11 @@ class EarlyUpdates:
                 "scales, and it cannot skip their update any more; use overlap=False, or bfloat16, "
                 "which needs no scaling"
             )
+        self._check_settings()
+        _check_unchanged(taken, written, optimizer)
+        return set(taken) - unmade
+
+    def _check_settings(self) -> None:
         settings, self._settings = self._settings, []
         for group, used_settings in settings:
             changed = [
@@ -279,66 +296,56 @@ class EarlyUpdates:
                     "backward had updated its parameters; change settings before the backward, or "
                     "use overlap=False"
                 )
-        for param, used in taken.items():
-            if not used.is_still(param.grad):
-                raise RuntimeError(
-                    f"overlap: the gradient of a parameter of shape {tuple(param.shape)} was "
-                    "changed or dropped after the parameter was updated with it (clipping, "
-                    "unscaling); what changes gradients between backward and step() needs "
-                    "overlap=False"
-                )
-            if written.get(param, param._version) != param._version:
-                raise RuntimeError(
-                    f"overlap: a parameter of shape {tuple(param.shape)} was written after the "
-                    "backward had updated it; write it after step(), or use overlap=False"
-                )
-        return set(taken) - unmade
 
 
-_owners: Any = WeakTensorKeyDictionary()
-"""Parameter to the EarlyUpdates that took its last gradient, weakly."""
-_owners_lock = threading.Lock()
+_numbers = itertools.count()
+_followers: dict[int, dict[int, weakref.ref[EarlyUpdates]]] = {}
+"""The id of a parameter, to the number and the object of each that takes its gradients. Their
+optimizers keep the parameter. Weak references to it would keep torch from swapping tensors."""
 
 
-class _UsedGradient:
-    """A gradient that a parameter was updated with, to be known again.
-
-    Autograd counts what is written through the gradient. What goes around it (``grad.data``,
-    ``grad.numpy()``) is seen in a few of its numbers.
-    """
-
-    __slots__ = ("_grad", "_numbers", "_version")
-
-    LOOKED_AT = 64
-
-    def __init__(self, grad: torch.Tensor) -> None:
-        self._grad, self._version = TensorWeakRef(grad), grad._version
-        self._numbers = self._some_of(grad).clone()
-
-    def _some_of(self, grad: torch.Tensor) -> torch.Tensor:
-        """The bits of so many numbers, from the first to the last."""
-        local = local_tensor(grad.detach())
-        if local.layout is not torch.strided or local.itemsize not in _BITS:
-            return torch.empty(0)  # the update refuses it
-        flat = local.reshape(-1)
-        return flat[:: max(1, flat.numel() // self.LOOKED_AT)].view(_BITS[flat.itemsize])
-
-    def is_still(self, grad: torch.Tensor | None) -> bool:
-        """Whether it is the same gradient, with the same numbers."""
-        if grad is None or self._grad() is not grad or grad._version != self._version:
-            return False
-        return torch.equal(self._numbers, self._some_of(grad))
+def _check_unchanged(
+    taken: dict[torch.Tensor, UsedGradient],
+    written: dict[torch.Tensor, int],
+    optimizer: torch.optim.Optimizer | None,
+) -> None:
+    """Refuses gradients and parameters that changed since the backward used them."""
+    left = set() if optimizer is None else _parameters(optimizer)
+    for param, used in taken.items():
+        if not used.is_still(param.grad):
+            raise RuntimeError(
+                f"overlap: the gradient of a parameter of shape {tuple(param.shape)} was "
+                "changed or dropped after the parameter was updated with it (clipping, "
+                "unscaling, DistributedDataParallel); what changes gradients between backward "
+                "and step() needs overlap=False"
+            )
+        if param not in left:
+            raise RuntimeError(
+                f"overlap: a parameter of shape {tuple(param.shape)} was taken out of its "
+                "group after the backward had updated it; do that after step()"
+            )
+        if is_alone(param) and written.get(param, param._version) != param._version:
+            raise RuntimeError(
+                f"overlap: a parameter of shape {tuple(param.shape)} was written after the "
+                "backward had updated it; write it after step(), or use overlap=False"
+            )
 
 
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+def _parameters(optimizer: torch.optim.Optimizer) -> set[torch.Tensor]:
+    return {param for group in optimizer.param_groups for param in group["params"]}
 
 
 def _differs(group: dict[str, Any], name: str, value: Any) -> bool:
-    """Whether a setting is another one now; a tensor that was written to is not seen."""
+    """Whether a setting is another one now."""
     now = group.get(name)
-    if now is value:
-        return False
-    return isinstance(now, torch.Tensor) or isinstance(value, torch.Tensor) or bool(now != value)
+    if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor):
+        return not torch.equal(now, value)
+    return now is not value and bool(now != value)
+
+
+def _now(value: Any) -> Any:
+    """A setting as it is now: a scheduler writes to a learning rate that is a tensor."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 class _EndOfBackward:
@@ -362,6 +369,11 @@ class _EndOfBackward:
             self._updates.wait_quietly()
 
 
-def _remove(handles: list[Any]) -> None:
+def _remove(handles: list[Any], number: int, followed: list[int]) -> None:
     for handle in handles:
         handle.remove()
+    for param in followed:
+        others = _followers.get(param, {})
+        others.pop(number, None)
+        if not others:
+            _followers.pop(param, None)
