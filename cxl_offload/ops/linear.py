@@ -194,12 +194,13 @@ class PreparedLinear:
         return y
 
 
-def _memory_of(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, int, int]:
+def _memory_of(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, ...]:
     """Where a layer's storages are, and how large: FSDP resizes storages in place."""
     held = weight.untyped_storage()
     if bias is None:
-        return held.data_ptr(), held.nbytes(), 0
-    return held.data_ptr(), held.nbytes(), bias.untyped_storage().data_ptr()
+        return held.data_ptr(), held.nbytes()
+    beside = bias.untyped_storage()
+    return held.data_ptr(), held.nbytes(), beside.data_ptr(), beside.nbytes()
 
 
 class PreparedLayers:
