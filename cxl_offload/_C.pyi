@@ -484,6 +484,18 @@ class TensorView:
     def is_contiguous(self) -> bool: ...
 
 @final
+class PlainTensors:
+    def __init__(
+        self,
+        classes: tuple[type, ...],
+        dtypes: Mapping[Any, str],
+        *,
+        strided: object,
+        table: object = None,
+    ) -> None: ...
+    def view(self, tensor: object) -> TensorView | None: ...
+
+@final
 class AdamRule:
     def __init__(
         self,
@@ -558,8 +570,14 @@ class Update:
         rounding: tuple[int, int] | None = None,
     ) -> None: ...
 
+@final
+class Updates:
+    def __init__(self, updates: Sequence[Update]) -> None: ...
+    def __len__(self) -> int: ...
+
+def plain_updates(plain: PlainTensors, rows: Sequence[tuple[Any, ...]]) -> Updates | None: ...
 def run_updates(
-    updates: Sequence[Update],
+    updates: Updates | list[Update],
     team: WorkerTeam,
     *,
     isa: str = "",
@@ -596,7 +614,16 @@ class GroupScales:
     inverse_low: GroupScales
     zero_step: GroupScales
 
-def has_bf16_products(*, tiles: bool = ...) -> bool: ...
+def bf16_products() -> list[str]: ...
+def has_fast_bf16_products() -> bool: ...
+def linear_products_per_s(
+    x: TensorView,
+    weight: TensorView,
+    team: WorkerTeam,
+    *,
+    groups: tuple[TensorView, GroupScales] | None = None,
+    isa: str = "",
+) -> float: ...
 def run_linear(
     x: TensorView,
     weight: TensorView,

@@ -45,9 +45,9 @@ def features() -> dict[str, str]:
 
 
 def _bf16_products() -> str:
-    if _C.has_bf16_products(tiles=True):
-        return "yes, and of tiles"
-    return "yes" if _C.has_bf16_products() else "no"
+    names = _C.bf16_products()
+    slow = "avx512bf16" in names and not _C.has_fast_bf16_products()
+    return (", ".join(names) or "no") + ("; avx512bf16 is slower than float32" if slow else "")
 
 
 def reserve_bytes(total_bytes: int) -> int:

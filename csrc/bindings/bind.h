@@ -90,10 +90,12 @@ void bind_linear(pybind11::module_& module);
 void bind_lost(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_norm(pybind11::module_& module);
+void bind_plain_tensors(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
 void bind_replay(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
 void bind_simulated(pybind11::module_& module);
+void bind_updates(pybind11::module_& module);
 
 }  // namespace cxl_offload::bindings
 

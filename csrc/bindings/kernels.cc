@@ -2,7 +2,6 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bind.h"
-#include "bindings/lost.h"
 #include "kernels/openmp.h"
 #include "kernels/shared_cpus.h"
 #include "kernels/update.h"
@@ -101,66 +100,12 @@ void bind_shared_cpus(py::module_& module) {
              "Why the two do nothing, or empty; see kernels/openmp.h.");
 }
 
-// `copy` is only written. After that a part of it may be lost too.
-void refuse_lost(const std::vector<kernels::Update>& updates, bool is_done) {
-  check_memory([&](LostParts& lost) {
-    if (!is_done) kernels::check_updates(updates);
-    for (const kernels::Update& update : updates) {
-      lost.add(update.param);
-      lost.add(update.grad);
-      for (const TensorView& state : update.states) lost.add(state);
-      for (const TensorView& scale : update.scales) lost.add(scale);
-      if (update.copy && is_done) lost.add(*update.copy);
-    }
-  });
-}
-
-void bind_updates(py::module_& module) {
-  py::class_<kernels::Update>(module, "Update")
-      .def(py::init([](kernels::UpdateRule rule, TensorView param, TensorView grad,
-                       std::vector<TensorView> states, std::optional<TensorView> copy,
-                       std::vector<TensorView> scales,
-                       std::optional<std::pair<uint64_t, int64_t>> rounding) {
-             kernels::Update update{std::move(rule),   std::move(param), std::move(grad),
-                                    std::move(states), std::move(copy),  std::move(scales),
-                                    std::nullopt};
-             if (rounding) update.rounding = kernels::Rounding{rounding->first, rounding->second};
-             return update;
-           }),
-           py::arg("rule"), py::arg("param"), py::arg("grad"), py::arg("states"),
-           py::arg("copy") = py::none(), py::kw_only(),
-           py::arg("scales") = std::vector<TensorView>{}, py::arg("rounding") = py::none(),
-           "`rounding` is (seed, step); see kernels/update.h.");
-  module.def(
-      "run_updates",
-      [](const std::vector<kernels::Update>& updates, WorkerTeam& team, const std::string& isa,
-         std::shared_ptr<os::Kernel> kernel, const std::vector<py::object>& then) {
-        {
-          const Unlocked released;
-          refuse_lost(updates, false);
-          for (const kernels::Update& update : updates) {
-            if (update.copy) settle(*update.copy);
-          }
-          kernels::run_updates(updates, team,
-                               {isa.empty() ? best_isa() : parse_isa(isa), kernel.get()});
-        }
-        for (const py::object& call : then) call();
-        refuse_lost(updates, true);
-      },
-      py::arg("updates"), py::arg("team"), py::kw_only(), py::arg("isa") = "",
-      py::arg("kernel") = py::none(), py::arg("then") = std::vector<py::object>{},
-      "See kernels/update.h. Calls `then` when everything is written: built-in functions run "
-      "without "
-      "a look at signals in between, so that a handler that raises finds both or neither.");
-}
-
 }  // namespace
 
 void bind_kernels(py::module_& module) {
   bind_views(module);
   bind_rules(module);
   bind_team(module);
-  bind_updates(module);
   bind_shared_cpus(module);
   module.attr("STATE_BLOCK") = kernels::kCodedElements;
   module.def(

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -23,17 +24,28 @@ namespace {
 
 using kernels::Bf16Products;
 
+// The names by which linear layers are asked to multiply numbers of bfloat16, and what a processor
+// has not where it has none of them.
+struct NamedProducts {
+  const char* name;
+  Bf16Products products;
+  const char* lacking;
+};
+constexpr std::array kNamedProducts = {
+    NamedProducts{"avx512bf16", Bf16Products::kVectors, "AVX512-BF16"},
+    NamedProducts{"avx512vbmi", Bf16Products::kWidened, "AVX512-VBMI"},
+    NamedProducts{"amxbf16", Bf16Products::kTiles, "AMX-BF16, or the system does not give it"},
+};
+
 // Returns what the named instruction set allows. An empty name allows whatever is best.
 Bf16Products products_of(const std::string& isa) {
   if (isa.empty()) return Bf16Products::kBest;
-  if (isa != "avx512bf16" && isa != "amxbf16") return Bf16Products::kNone;
-  const bool tiles = isa == "amxbf16";
-  const auto products = tiles ? Bf16Products::kTiles : Bf16Products::kVectors;
-  if (!kernels::has_bf16_products(products)) {
-    throw InvalidArgument("instruction set '" + isa + "': this processor has no " +
-                          (tiles ? "AMX-BF16, or the system does not give it" : "AVX512-BF16"));
+  for (const NamedProducts& each : kNamedProducts) {
+    if (isa != each.name) continue;
+    if (kernels::has_bf16_products(each.products)) return each.products;
+    throw InvalidArgument("instruction set '" + isa + "': this processor has no " + each.lacking);
   }
-  return products;
+  return Bf16Products::kNone;
 }
 
 // Whether codes are multiplied as integers, which the name asks for.
@@ -43,16 +55,31 @@ bool integers_of(const std::string& isa) {
   throw InvalidArgument("instruction set 'avx512vnni': this processor has no AVX512-VNNI");
 }
 
+// Returns the names of those that this processor has.
+std::vector<std::string> names_of_products() {
+  std::vector<std::string> names;
+  for (const NamedProducts& each : kNamedProducts) {
+    if (kernels::has_bf16_products(each.products)) names.emplace_back(each.name);
+  }
+  return names;
+}
+
 // The names besides those of instruction sets that `isa` may have here, for a message.
 std::string product_names() {
-  return std::string(kernels::has_bf16_products(Bf16Products::kVectors) ? ", avx512bf16" : "") +
-         (kernels::has_bf16_products(Bf16Products::kTiles) ? ", amxbf16" : "") +
-         (has_integer_codes() ? ", avx512vnni" : "");
+  std::string names;
+  for (const std::string& name : names_of_products()) names += ", " + name;
+  return names + (has_integer_codes() ? ", avx512vnni" : "");
 }
 
 TensorView at(TensorView view, const std::byte* data) {
   view.data = const_cast<std::byte*>(data);
   return view;
+}
+
+// The instruction set whose loops are taken for a layer of which that is asked, or the best one.
+Isa isa_of(const kernels::Linear& given, const std::string& isa) {
+  const bool best = given.integers || given.bf16_products != Bf16Products::kNone;
+  return best ? best_isa() : parse_isa(isa, product_names());
 }
 
 // Keeps the copies of weights that are read alive.
@@ -132,14 +159,11 @@ void bind_linear(py::module_& module) {
       .value("low_step", GroupScales::kLowStep)
       .value("inverse_low", GroupScales::kInverseLow)
       .value("zero_step", GroupScales::kZeroStep);
-  module.def(
-      "has_bf16_products",
-      [](bool tiles) {
-        return kernels::has_bf16_products(tiles ? Bf16Products::kTiles : Bf16Products::kVectors);
-      },
-      py::kw_only(), py::arg("tiles") = false,
-      "Whether linear layers multiply numbers of bfloat16 here (isa \"avx512bf16\"), or tiles of "
-      "them (\"amxbf16\").");
+  module.def("bf16_products", names_of_products,
+             "The values of `isa` by which linear layers multiply numbers of bfloat16 here.");
+  module.def("has_fast_bf16_products", kernels::has_fast_bf16_products,
+             "Whether vectors of bfloat16 (\"avx512bf16\") are multiplied unasked: the instruction "
+             "takes no longer than those for as many products of float32.");
   py::class_<PreparedLinear>(module, "PreparedLinear")
       .def(py::init([](TensorView weight, std::optional<TensorView> bias) {
              if (weight.shape.size() != 2) throw InvalidArgument("weight must be (outputs, width)");
@@ -173,12 +197,26 @@ void bind_linear(py::module_& module) {
         if (groups) std::tie(given.groups, given.group_scales) = std::move(*groups);
         given.bf16_products = products_of(isa);
         given.integers = integers_of(isa);
-        const bool best = given.integers || given.bf16_products != Bf16Products::kNone;
-        compute(given, team, best ? best_isa() : parse_isa(isa, product_names()), kernel.get());
+        compute(given, team, isa_of(given, isa), kernel.get());
       },
       py::arg("x"), py::arg("weight"), py::arg("y"), py::arg("team"), py::kw_only(),
       py::arg("bias") = py::none(), py::arg("scale") = py::none(), py::arg("groups") = py::none(),
       py::arg("isa") = "", py::arg("kernel") = py::none(), "See kernels/linear.h.");
+  module.def(
+      "linear_products_per_s",
+      [](TensorView x, TensorView weight, kernels::WorkerTeam& team,
+         std::optional<std::pair<TensorView, GroupScales>> groups, const std::string& isa) {
+        const Unlocked released;
+        kernels::Linear given;
+        given.x = std::move(x);
+        given.weight = std::move(weight);
+        if (groups) std::tie(given.groups, given.group_scales) = std::move(*groups);
+        given.bf16_products = products_of(isa);
+        given.integers = integers_of(isa);
+        return kernels::linear_products_per_s(given, team, isa_of(given, isa));
+      },
+      py::arg("x"), py::arg("weight"), py::arg("team"), py::kw_only(),
+      py::arg("groups") = py::none(), py::arg("isa") = "", "See kernels/linear.h.");
 }
 
 }  // namespace cxl_offload::bindings

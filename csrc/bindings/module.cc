@@ -61,6 +61,8 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used()) {
   bindings::bind_transfer(module);
   bindings::bind_gpu(module);
   bindings::bind_kernels(module);
+  bindings::bind_plain_tensors(module);
+  bindings::bind_updates(module);
   bindings::bind_attention(module);
   bindings::bind_linear(module);
   bindings::bind_norm(module);

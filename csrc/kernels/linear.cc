@@ -9,9 +9,8 @@
 #include "core/float8.h"
 #include "core/rounding.h"
 #include "kernels/kept.h"
-#include "kernels/linear_bf16.h"
 #include "kernels/linear_check.h"
-#include "kernels/linear_integers.h"
+#include "kernels/linear_kernel.h"
 #include "kernels/linear_pass.h"
 #include "kernels/measured_choice.h"
 #include "kernels/page_home.h"
@@ -26,6 +25,8 @@ constexpr size_t kUnitBytes = size_t{1} << 20;
 // With fewer bytes than this, waking threads would take longer than the work.
 constexpr size_t kFewestBytes = size_t{64} << 10;
 constexpr size_t kUnitsPerThread = 8;
+// With fewer numbers of x than this, one thread arranges them before another is awake.
+constexpr size_t kFewestShared = size_t{1} << 16;
 // The sums of a unit, of which every thread keeps one. Narrow layers with many rows have more sums
 // than weights.
 constexpr size_t kMostSums = size_t{1} << 20;
@@ -75,30 +76,6 @@ WeightChoice& weight_choice_of(Dtype weight, size_t rows) {
   return choices[static_cast<size_t>(weight)][std::min(rows, kMostRows)];
 }
 
-LinearKernel kernel_for(Dtype weight, Isa isa) {
-  constexpr OfIsa<LinearKernel (*)(Dtype)> kEach{linear_kernel_scalar, linear_kernel_neon,
-                                                 linear_kernel_sve256, linear_kernel_avx2,
-                                                 linear_kernel_avx512};
-  return kEach.at(isa)(weight);
-}
-
-LinearKernel kernel_for(const Linear& linear, Isa isa) {
-  if (isa == Isa::kAvx512 && linear.integers) {
-    const LinearKernel found = linear_kernel_integers(linear);
-    if (found.multiply != nullptr) return found;
-  }
-  if (isa == Isa::kAvx512 && linear.bf16_products != Bf16Products::kNone) {
-    const auto products = linear.bf16_products;
-    const bool slow_at_one_row = is_codes(linear) || linear.weight.dtype == Dtype::kFloat16;
-    const bool best_as_tiles = products == Bf16Products::kBest && !slow_at_one_row;
-    LinearKernel found{};
-    if (products == Bf16Products::kTiles || best_as_tiles) found = linear_kernel_tiles(linear);
-    if (found.multiply == nullptr) found = linear_kernel_bf16(linear);
-    if (found.multiply != nullptr) return found;
-  }
-  return kernel_for(linear.weight.dtype, isa);
-}
-
 // Reads numbers of any type that y may have as float.
 std::vector<float> floats_of(const TensorView& view, const LinearKernel& widen) {
   const size_t count = view.numel();
@@ -124,7 +101,7 @@ class LinearRun {
  public:
   LinearRun(const Linear& linear, Isa isa)
       : a_(linear),
-        kernel_(kernel_for(linear, isa)),
+        kernel_(linear_kernel(linear, isa)),
         width_(static_cast<size_t>(linear.x.shape[1])),
         outputs_(static_cast<size_t>(linear.weight.shape[0])),
         rows_(static_cast<size_t>(linear.x.shape[0])),
@@ -135,7 +112,6 @@ class LinearRun {
     padded_rows_ = round_up(rows_, tile_);  // rows beyond the last are zeros
     column_choice_ = &column_choice_of(linear.weight.dtype, padded_rows_ / tile_);
     weight_choice_ = &weight_choice_of(linear.weight.dtype, tile_);
-    read_x();
     read_factors(isa);
   }
   ~LinearRun() {
@@ -147,6 +123,7 @@ class LinearRun {
   LinearRun& operator=(const LinearRun&) = delete;
 
   void work(WorkerTeam& team, const os::Kernel* kernel) {
+    read_x(team);
     const size_t total = outputs_ * row_bytes_;
     const size_t slots = total < 2 * kFewestBytes ? 1 : team.threads();
     const size_t bytes = std::clamp(total / (slots * kUnitsPerThread), kFewestBytes, kUnitBytes);
@@ -175,22 +152,33 @@ class LinearRun {
   }
 
  private:
-  void read_x() {
+  // Arranges x, on all threads where that takes longer than to wake them.
+  void read_x(WorkerTeam& team) {
     // Rows begin at a cache line, so that a load of a whole vector stays inside one.
     const size_t count = padded_rows_ * x_step_;
     float* numbers = room_.numbers.of(count + kLineFloats);
     const auto begin = reinterpret_cast<uintptr_t>(numbers);
     x_ = numbers + (round_up(begin, kLineFloats * sizeof(float)) - begin) / sizeof(float);
-    std::fill_n(x_, count, 0.0f);
+    if (padded_rows_ == tile_ || rows_ * width_ < kFewestShared) return read_rows(0, padded_rows_);
+    std::atomic<size_t> next = 0;
+    team.run([&](size_t) {
+      for (size_t row; (row = next.fetch_add(tile_)) < padded_rows_;) read_rows(row, tile_);
+    });
+  }
+
+  // Arranges whole tiles of rows. Those beyond the last row are zeros.
+  void read_rows(size_t begin, size_t count) {
+    float* to = x_ + begin * x_step_;
+    std::fill_n(to, count * x_step_, 0.0f);
     LinearInput input;
-    input.x = a_.x.data;
     input.x_step = a_.x.strides[0] * static_cast<ptrdiff_t>(dtype_bytes(a_.x.dtype));
+    input.x = a_.x.data + static_cast<ptrdiff_t>(begin) * input.x_step;
     input.dtype = a_.x.dtype;
-    input.rows = rows_;
+    input.rows = std::min(count, rows_ - begin);
     input.width = width_;
     input.group = group();
     input.tile = tile_;
-    input.to = x_;
+    input.to = to;
     input.to_step = x_step_;
     kernel_.prepare(input);
   }
@@ -203,7 +191,7 @@ class LinearRun {
   }
 
   void read_factors(Isa isa) {
-    const LinearKernel plain = kernel_for(Dtype::kFloat32, isa);
+    const LinearKernel plain = linear_kernel(Dtype::kFloat32, isa);
     if (a_.bias.data != nullptr) bias_ = floats_of(a_.bias, plain);
     const float unit = a_.weight.dtype == Dtype::kFloat8E4m3 ? kE4m3Unit : 1;
     const bool of_outputs = a_.scale.data != nullptr && a_.scale.shape[1] == 1;
@@ -353,11 +341,23 @@ class LinearRun {
   std::vector<float> factors_;
 };
 
-// So many rows are multiplied at a time, since a call keeps float32 copies of them, and their sums.
-int64_t most_rows(size_t width) {
+// Returns how many rows are multiplied at a time, since a call keeps float32 copies of them, and
+// their sums. Where half of the second cache is to have them they are fewer, but not so few that
+// the weights, which are read once for each part, are waited for.
+int64_t rows_at_a_time(const Linear& a, Isa isa) {
   constexpr size_t kMostNumbers = size_t{1} << 24;
-  return static_cast<int64_t>(
-      std::clamp(kMostNumbers / round_up(width + 1, kLinearPad), size_t{256}, size_t{1} << 15));
+  constexpr size_t kFewestCached = 64;
+  constexpr size_t kTogether = 32;
+  const auto width = static_cast<size_t>(a.x.shape[1]);
+  const auto rows = static_cast<size_t>(a.x.shape[0]);
+  const size_t row = round_up(width + 1, kLinearPad);
+  size_t most = std::clamp(kMostNumbers / row, size_t{256}, size_t{1} << 15);
+  if (const size_t bytes = linear_kernel(a, isa).x_bytes; bytes != 0) {
+    most = std::min(most, std::max(second_cache_bytes() / 2 / (bytes * row), kFewestCached));
+  }
+  if (rows <= most) return a.x.shape[0];
+  const size_t parts = (rows + most - 1) / most;
+  return static_cast<int64_t>(round_up((rows + parts - 1) / parts, kTogether));
 }
 
 TensorView rows_of(const TensorView& view, int64_t begin, int64_t count) {
@@ -373,7 +373,7 @@ void run_linear(const Linear& linear, WorkerTeam& team, Isa isa, const os::Kerne
   check_linear(linear);
   if (linear.y.numel() == 0) return;
   const int64_t rows = linear.x.shape[0];
-  const int64_t most = most_rows(static_cast<size_t>(linear.x.shape[1]));
+  const int64_t most = rows_at_a_time(linear, isa);
   if (rows <= most) {
     LinearRun run(linear, isa);
     return run.work(team, kernel);

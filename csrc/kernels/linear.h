@@ -30,9 +30,13 @@ struct NearCopy {
 enum class Bf16Products {
   kNone,
   kVectors,  // vectors of AVX512-BF16, for x of bfloat16
-  kTiles,    // tiles of AMX, for x of bfloat16 and float16; or vectors if there are no tiles
+  // Vectors of the same numbers as float32, for weights of float8_e4m3fn and x of bfloat16; needs
+  // VBMI. Subnormal numbers of x keep their values.
+  kWidened,
+  kTiles,  // tiles of AMX, for x of bfloat16 and float16; or vectors if there are no tiles
   // As kTiles; but vectors for 4-bit codes and weights of float16, because those are faster at one
-  // row.
+  // row. Vectors are of bfloat16 only where that is faster (has_fast_bf16_products), and those of
+  // kWidened else.
   kBest,
 };
 
@@ -67,6 +71,11 @@ inline bool is_codes(const Linear& linear) { return linear.weight.dtype == Dtype
 // tiles asks the operating system for them, which may refuse.
 bool has_bf16_products(Bf16Products products = Bf16Products::kVectors);
 
+// Whether vectors of bfloat16 are multiplied at least as fast here as the same numbers as float32.
+// The first call measures it, which takes some 200 us. An EPYC of Zen 4 multiplies them twice as
+// fast, a Xeon of Emerald Rapids half as fast.
+bool has_fast_bf16_products();
+
 // Throws InvalidArgument before anything is read or written when the shapes or types do not fit.
 // Products and sums are float32. With 4-bit codes an infinity of x may give NaN. A row of y depends
 // on no other row of x, and not on the team. In a team of several groups each begins with the
@@ -74,6 +83,11 @@ bool has_bf16_products(Bf16Products products = Bf16Products::kVectors);
 // anywhere, and so they do if every group has its own copy.
 void run_linear(const Linear& linear, WorkerTeam& team, Isa isa,
                 const os::Kernel* kernel = nullptr);
+
+// Measures how many products a second all threads of a team can add to sums in registers by the
+// instructions that run_linear() takes for such a layer: the most that it can reach, however fast
+// the memory is. 0: that is not known of these instructions. Only types and shapes are looked at.
+double linear_products_per_s(const Linear& linear, WorkerTeam& team, Isa isa);
 
 }  // namespace cxl_offload::kernels
 

@@ -1,10 +1,18 @@
-// Linear layers by products of bfloat16 (vdpbf16ps), for x of bfloat16. linear_bf16_avx512.cc
-// includes this file inside of an unnamed namespace, after linear_bf16_read.inc.h,
-// linear_order.inc.h and linear_codes_room.inc.h.
+// Linear layers by products of bfloat16, for x of bfloat16. linear_bf16_avx512.cc and
+// linear_vbmi_avx512.cc include this file inside of an unnamed namespace, after
+// linear_bf16_read.inc.h, linear_order.inc.h and linear_codes_room.inc.h.
 //
 // Weights of bfloat16, E4M3, int8 and 4-bit codes convert to bfloat16 exactly, so products are
-// exact. One instruction adds two products to each float32 sum, twice as many as with float32. A
-// number of float16 would need two of bfloat16, which gains nothing.
+// exact. A number of float16 would need two of bfloat16, which gains nothing.
+//
+// The sources have defined Products, which says how a vector of 32 numbers is multiplied:
+//   Number   what numbers of x are kept as,
+//   kParts   how many vectors of x they are,
+//   keep()   writes them,
+//   part()   returns the weights that a part of them is multiplied by, and
+//   add()    adds the products to the sums of 16 lanes.
+// Each lane gets the product of the odd number of a pair first and then that of the even one, as
+// the instruction for both has it. So all sources come to the same bits, but for subnormal numbers.
 
 // Writes the first kBf16Lanes numbers of each row of a tile, then the next ones of each. A loop
 // over a tile then reads from one address and constants beyond it. With an address for each row
@@ -16,14 +24,16 @@ void prepare_rows(const LinearInput& input) {
   for (size_t row = 0; row < input.rows; ++row) {
     const std::byte* from = input.x + static_cast<ptrdiff_t>(row) * input.x_step;
     const size_t in_tile = row % input.tile;
-    Bf16* tile = reinterpret_cast<Bf16*>(input.to + (row - in_tile) * input.to_step);
+    auto* tile = reinterpret_cast<Products::Number*>(input.to + (row - in_tile) * input.to_step);
     prepare_row<W>(from, input.width, arranged.get());
     for (size_t n = 0; n < vectors; ++n) {
-      std::memcpy(tile + (n * input.tile + in_tile) * kBf16Lanes, arranged.get() + n * kBf16Lanes,
-                  sizeof(__m512i));
+      Products::keep(_mm512_loadu_si512(arranged.get() + n * kBf16Lanes),
+                     tile + (n * input.tile + in_tile) * kBf16Lanes);
     }
   }
 }
+
+constexpr size_t kPartLanes = kBf16Lanes / Products::kParts;
 
 // The sums of a strip of R outputs and a tile of M rows.
 template <class W, size_t M, size_t R>
@@ -31,14 +41,14 @@ struct Strip {
   using Reader = Bf16Reader<W>;
   static constexpr size_t kVectors = Reader::kVectors;
   static constexpr size_t kBlock = kVectors * kBf16Lanes;
-  static constexpr bool kSpread = is_spread<M, R>(kBlock, sizeof(Bf16));
+  static constexpr bool kSpread = is_spread<M, R>(kBlock, sizeof(Products::Number));
   static constexpr bool kCodes = std::is_same_v<W, Codes>;
 
   CXL_OFFLOAD_VECTOR Strip(const LinearPanel& panel, const Room& room, const Step& step)
       : panel(panel),
         room(room),
         step(step),
-        x(reinterpret_cast<const Bf16*>(panel.x + step.row * panel.x_step)),
+        x(reinterpret_cast<const Products::Number*>(panel.x + step.row * panel.x_step)),
         weight(panel.weight + step.output * panel.weight_step),
         apart(step.apart * panel.weight_step) {
     if constexpr (kCodes) {
@@ -63,16 +73,23 @@ struct Strip {
                               Vector (&to)[M][R]) {
 #pragma GCC unroll 4
     for (size_t n = 0; n < kVectors; ++n) {
+      add_part<0>(numbers, n, at, to);
+      if constexpr (Products::kParts == 2) add_part<1>(numbers, n, at, to);
+    }
+  }
+  template <size_t kPart>
+  CXL_OFFLOAD_VECTOR void add_part(const __m512i (&numbers)[R][kVectors], size_t n, size_t at,
+                                   Vector (&to)[M][R]) {
+    const auto* from = x + (at + n * kBf16Lanes) * M + kPart * kPartLanes;
+    __m512i weights[R];
 #pragma GCC unroll 8
-      for (size_t m = 0; m < M; ++m) {
-        __m512i number = _mm512_loadu_si512(x + (at + n * kBf16Lanes) * M + m * kBf16Lanes);
-        asm("" : "+v"(number));  // as in_register()
+    for (size_t r = 0; r < R; ++r) weights[r] = Products::part<kPart>(numbers[r][n]);
 #pragma GCC unroll 8
-        for (size_t r = 0; r < R; ++r) {
-          to[m][r].value =
-              _mm512_dpbf16_ps(to[m][r].value, (__m512bh)numbers[r][n], (__m512bh)number);
-        }
-      }
+    for (size_t m = 0; m < M; ++m) {
+      __m512i number = _mm512_loadu_si512(from + m * kBf16Lanes);
+      asm("" : "+v"(number));  // as in_register()
+#pragma GCC unroll 8
+      for (size_t r = 0; r < R; ++r) Products::add(to[m][r].value, weights[r], number);
     }
   }
   // For codes: multiplies the sums of a block by the steps of their groups.
@@ -134,9 +151,9 @@ struct Strip {
   const LinearPanel& panel;
   const Room& room;
   const Step& step;
-  const Bf16* x;            // as prepare_rows() wrote the tile
-  const std::byte* weight;  // those of the first output
-  size_t apart;             // bytes from one output to the next
+  const Products::Number* x;  // as prepare_rows() wrote the tile
+  const std::byte* weight;    // those of the first output
+  size_t apart;               // bytes from one output to the next
   // For codes: what `room` has for the first output.
   const float* steps = nullptr;
   size_t steps_apart = 0;  // from one output to the next
@@ -153,14 +170,17 @@ inline void sum_groups(const LinearPanel& panel, Room& room) {
   const __m512i one = _mm512_set1_epi16(0x3f80);
   for (size_t row = 0; row < panel.rows; ++row) {
     const size_t in_tile = row % panel.tile;
-    const Bf16* x = reinterpret_cast<const Bf16*>(panel.x + (row - in_tile) * panel.x_step);
+    const auto* x =
+        reinterpret_cast<const Products::Number*>(panel.x + (row - in_tile) * panel.x_step);
     float* sums = all_sums + row * count;
     for (size_t at = 0; at < panel.width; at += 128) {
       __m512 lanes = _mm512_setzero_ps();
       for (size_t n = 0; n < 4; ++n) {
-        const size_t vector = at / kBf16Lanes + n;
-        const __m512i number = _mm512_loadu_si512(x + (vector * panel.tile + in_tile) * kBf16Lanes);
-        lanes = _mm512_dpbf16_ps(lanes, (__m512bh)number, (__m512bh)one);
+        const auto* from = x + ((at / kBf16Lanes + n) * panel.tile + in_tile) * kBf16Lanes;
+        Products::add(lanes, Products::part<0>(one), _mm512_loadu_si512(from));
+        if constexpr (Products::kParts == 2) {
+          Products::add(lanes, Products::part<1>(one), _mm512_loadu_si512(from + kPartLanes));
+        }
       }
       float each[16];  // of eight codes
       _mm512_storeu_ps(each, lanes);
@@ -190,7 +210,7 @@ void multiply_tiles(const LinearPanel& panel) {
     read_scales(panel, room);
     sum_groups(panel, room);
   }
-  Order order(panel, kBlock, sizeof(Bf16), 0, panel.width);
+  Order order(panel, kBlock, sizeof(Products::Number), 0, panel.width);
   order.cut<M, R>();
   visit_steps<M, R>(order, [&]<size_t kStrip>(const Step& step) {
     if constexpr (Strip<W, M, kStrip>::kSpread) {
@@ -211,7 +231,8 @@ void multiply_tiles(const LinearPanel& panel) {
 template <class W>
 constexpr size_t strip_outputs(size_t index) {
   constexpr size_t kOfBf16[] = {2, 4, 4, 4, 3};
-  constexpr size_t kOfBytes[] = {2, 4, 4, 2, 2};
+  constexpr bool kWide = Products::kParts == 2;
+  constexpr size_t kOfBytes[] = {kWide ? 4 : 2, 4, kWide ? 3 : 4, 2, 2};
   constexpr size_t kOfCodes[] = {4, 3, 2, 1, 1};
   if (std::is_same_v<W, Codes>) return kOfCodes[index];
   return sizeof(W) == 1 ? kOfBytes[index] : kOfBf16[index];
@@ -234,9 +255,17 @@ void multiply(const LinearPanel& panel) {
   }
 }
 
+[[gnu::noinline]] double products_per_s() {
+  return rate_of<kPartLanes>([](Vector& sum, Vector one) {
+    const __m512i numbers = _mm512_castps_si512(one.value);
+    Products::add(sum.value, numbers, numbers);
+  });
+}
+
 template <class W>
 LinearKernel kernel_of(Dtype weight) {
   LinearKernel kernel = linear_kernel_avx512(weight);
+  kernel.products_per_s = products_per_s;
   kernel.prepare = prepare_rows<W>;
   kernel.multiply = multiply<W>;
   return kernel;

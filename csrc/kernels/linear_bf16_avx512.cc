@@ -3,6 +3,7 @@
 
 #if CXL_OFFLOAD_X86
 
+#include <atomic>
 #include <memory>
 
 #include "kernels/kept.h"
@@ -16,10 +17,26 @@ namespace {
 //
 #include "kernels/linear_bf16_read.inc.h"
 //
+#include "kernels/linear_products.inc.h"
+//
 #include "kernels/linear_order.inc.h"
 //
 #include "kernels/linear_codes_room.inc.h"
-//
+
+// One instruction adds two products to each sum.
+struct Products {
+  using Number = Bf16;
+  static constexpr size_t kParts = 1;
+  static void keep(__m512i numbers, Bf16* to) { _mm512_storeu_si512(to, numbers); }
+  template <size_t>
+  CXL_OFFLOAD_VECTOR static __m512i part(__m512i weights) {
+    return weights;
+  }
+  CXL_OFFLOAD_VECTOR static void add(__m512& sums, __m512i weights, __m512i x) {
+    sums = _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)x);
+  }
+};
+
 #include "kernels/linear_bf16.inc.h"
 
 }  // namespace
@@ -27,8 +44,19 @@ namespace {
 bool has_bf16_products(Bf16Products products) {
   if (products == Bf16Products::kNone) return true;
   if (products == Bf16Products::kTiles) return has_bf16_products() && has_tiles();
-  return best_isa() == Isa::kAvx512 && __builtin_cpu_supports("avx512bf16") &&
-         __builtin_cpu_supports("avx512vbmi");
+  if (best_isa() != Isa::kAvx512 || !__builtin_cpu_supports("avx512vbmi")) return false;
+  return products == Bf16Products::kWidened || __builtin_cpu_supports("avx512bf16");
+}
+
+bool has_fast_bf16_products() {
+  if (!has_bf16_products()) return false;
+  // Several threads may measure at once, as a child of a fork may while its parent does.
+  static std::atomic<int> found = -1;
+  if (found.load(std::memory_order_relaxed) < 0) {
+    const double of_floats = linear_kernel_avx512(Dtype::kBfloat16).products_per_s();
+    found = products_per_s() >= of_floats ? 1 : 0;
+  }
+  return found.load(std::memory_order_relaxed) == 1;
 }
 
 LinearKernel linear_kernel_bf16(const Linear& a) {
@@ -61,6 +89,7 @@ LinearKernel linear_kernel_bf16(const Linear& a) {
 namespace cxl_offload::kernels {
 
 bool has_bf16_products(Bf16Products products) { return products == Bf16Products::kNone; }
+bool has_fast_bf16_products() { return false; }
 LinearKernel linear_kernel_bf16(const Linear&) { return {}; }
 
 }  // namespace cxl_offload::kernels

@@ -98,7 +98,10 @@ struct Bf16Reader<F16> {
   static constexpr size_t kVectors = 2;
   // The two halves of a line take turns.
   static void arrange(const Bf16* from, Bf16* to) {
-    for (size_t i = 0; i < 32; ++i) to[i] = from[i / 2 + i % 2 * 16];
+    alignas(kLineBytes) uint16_t places[32];
+    for (size_t i = 0; i < 32; ++i) places[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
+    _mm512_storeu_si512(
+        to, _mm512_permutexvar_epi16(_mm512_load_si512(places), _mm512_loadu_si512(from)));
   }
 
   CXL_OFFLOAD_VECTOR void read(__m512i weights, __m512i* to) const {

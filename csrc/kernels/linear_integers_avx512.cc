@@ -36,6 +36,7 @@ LinearKernel linear_kernel_integers(const Linear& a) {
   LinearKernel kernel = linear_kernel_avx512(a.weight.dtype);
   kernel.prepare = prepare_integers;
   kernel.multiply = multiply_integers;
+  kernel.products_per_s = nullptr;  // several products of bytes make one of x and a code
   return kernel;
 }
 

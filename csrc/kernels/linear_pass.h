@@ -2,8 +2,11 @@
 #ifndef CXL_OFFLOAD_KERNELS_LINEAR_PASS_H_
 #define CXL_OFFLOAD_KERNELS_LINEAR_PASS_H_
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
+#include <limits>
 #include <memory>
 
 #include "core/half.h"
@@ -101,6 +104,12 @@ struct LinearKernel {
   void (*finish)(const LinearResult& result);
   size_t (*tile_of)(size_t rows);
   size_t outputs = kLinearOutputs;  // a thread takes a multiple of so many at a time
+  // The bytes of a number of x, where all rows are read again for each few outputs: so many rows as
+  // the second cache has room for are then multiplied at a time. 0: any number of rows is.
+  size_t x_bytes = 0;
+  // Measures how many products a second a thread can add to sums in registers, the most that
+  // `multiply` can reach. Null: it is not known.
+  double (*products_per_s)() = nullptr;
 };
 
 // Returns the kernel of an instruction set that this build has, for weights of a type.

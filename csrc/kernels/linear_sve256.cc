@@ -11,9 +11,13 @@ namespace {
 // The order matters: each file uses what those before it define.
 #include "kernels/vector/sve256.inc.h"
 //
+#include "kernels/linear_products.inc.h"
+//
 #include "kernels/linear_order.inc.h"
 //
 #include "kernels/linear_rows.inc.h"
+//
+#include "kernels/linear_weights.inc.h"
 //
 #include "kernels/linear_loop.inc.h"
 //

@@ -116,13 +116,20 @@ struct TilePlace {
 
 // Writes the sums to the panel, whose columns are outputs.
 template <size_t G, size_t N>
-void put_sums(const LinearPanel& panel, const TilePlace& place, const TileSums (&sums)[G][N]) {
+CXL_OFFLOAD_VECTOR void put_sums(const LinearPanel& panel, const TilePlace& place,
+                                 const TileSums (&sums)[G][N]) {
+  const auto there = static_cast<__mmask16>((1U << place.outputs) - 1);
   for (size_t g = 0; g < G; ++g) {
     for (size_t n = 0; n < N; ++n) {
       float* to = panel.sums + (place.row + n * panel.tile) * panel.outputs + place.output +
                   g * kTileOutputs;
-      for (size_t m = 0; m < panel.tile; ++m) {
-        for (size_t r = 0; r < place.outputs; ++r) to[m * panel.outputs + r] = sums[g][n].of[r][m];
+      __m512i columns[kTileOutputs];
+#pragma GCC unroll 16
+      for (size_t r = 0; r < kTileOutputs; ++r) columns[r] = _mm512_load_si512(sums[g][n].of[r]);
+      transpose(columns);
+#pragma GCC unroll 16
+      for (size_t m = 0; m < kTileOutputs; ++m) {
+        if (m < panel.tile) _mm512_mask_storeu_epi32(to + m * panel.outputs, there, columns[m]);
       }
     }
   }
@@ -359,6 +366,6 @@ template <class W>
 LinearKernel kernel_of(Dtype x, Dtype weight) {
   const auto finish = linear_kernel_avx512(weight).finish;
   if (x == Dtype::kFloat16)
-    return {prepare<W, 2>, multiply<W, 2>, finish, tile_of, 2 * kTileOutputs};
-  return {prepare<W, 1>, multiply<W, 1>, finish, tile_of, 2 * kTileOutputs};
+    return {prepare<W, 2>, multiply<W, 2>, finish, tile_of, 2 * kTileOutputs, 2 * sizeof(Bf16)};
+  return {prepare<W, 1>, multiply<W, 1>, finish, tile_of, 2 * kTileOutputs, sizeof(Bf16)};
 }

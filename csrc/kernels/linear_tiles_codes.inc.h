@@ -54,26 +54,6 @@ struct alignas(kLineBytes) GroupNumbers {
   float of[kTileOutputs];
 };
 
-// Transposes 16 x 16 numbers of 32 bits.
-CXL_OFFLOAD_VECTOR void transpose(__m512i (&rows)[16]) {
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-#pragma GCC unroll 4
-  for (int step = 1; step < 16; step *= 2) {
-    const __m512i by = _mm512_set1_epi32(step);
-    const __mmask16 odd = _mm512_test_epi32_mask(lane, by);
-    const __m512i of_second = _mm512_add_epi32(lane, _mm512_set1_epi32(16));
-    const __m512i first = _mm512_mask_sub_epi32(lane, odd, of_second, by);
-    const __m512i second = _mm512_mask_mov_epi32(_mm512_add_epi32(lane, by), odd, of_second);
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) {
-      if ((i & step) != 0) continue;
-      const __m512i a = rows[i], b = rows[i + step];
-      rows[i] = _mm512_permutex2var_epi32(a, first, b);
-      rows[i + step] = _mm512_permutex2var_epi32(a, second, b);
-    }
-  }
-}
-
 // What a panel of codes needs beside its sums. X says how many parts the numbers of x have.
 template <size_t X>
 struct CodesRoom {
@@ -360,7 +340,9 @@ LinearKernel codes_kernel(Dtype x) {
   using W = CodeBlock<kColumns>;
   const auto finish = linear_kernel_avx512(Dtype::kUint8).finish;
   if (x == Dtype::kFloat16) {
-    return {prepare<W, 2>, multiply_codes<kColumns, 2>, finish, even_tile_of};
+    return {prepare<W, 2>,   multiply_codes<kColumns, 2>, finish, even_tile_of, kLinearOutputs,
+            2 * sizeof(Bf16)};
   }
-  return {prepare<W, 1>, multiply_codes<kColumns, 1>, finish, even_tile_of};
+  return {prepare<W, 1>, multiply_codes<kColumns, 1>, finish, even_tile_of, kLinearOutputs,
+          sizeof(Bf16)};
 }

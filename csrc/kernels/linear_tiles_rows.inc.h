@@ -3,16 +3,42 @@
 
 constexpr size_t kTileOutputs = 16;
 
-// Writes two columns of each row of a tile, then the next two columns of each.
-inline void pair_rows(const Bf16* from, size_t step, size_t rows, size_t pairs, Bf16* to) {
-  const auto height = static_cast<int32_t>(step / 2);
-  const __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i places = _mm512_mullo_epi32(index, _mm512_set1_epi32(height));
+// Transposes 16 x 16 numbers of 32 bits.
+CXL_OFFLOAD_VECTOR void transpose(__m512i (&rows)[16]) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#pragma GCC unroll 4
+  for (int step = 1; step < 16; step *= 2) {
+    const __m512i by = _mm512_set1_epi32(step);
+    const __mmask16 odd = _mm512_test_epi32_mask(lane, by);
+    const __m512i of_second = _mm512_add_epi32(lane, _mm512_set1_epi32(16));
+    const __m512i first = _mm512_mask_sub_epi32(lane, odd, of_second, by);
+    const __m512i second = _mm512_mask_mov_epi32(_mm512_add_epi32(lane, by), odd, of_second);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      if ((i & step) != 0) continue;
+      const __m512i a = rows[i], b = rows[i + step];
+      rows[i] = _mm512_permutex2var_epi32(a, first, b);
+      rows[i + step] = _mm512_permutex2var_epi32(a, second, b);
+    }
+  }
+}
+
+// Writes two columns of each row of a tile, then the next two columns of each. The number of pairs
+// is a multiple of 16.
+CXL_OFFLOAD_VECTOR void pair_rows(const Bf16* from, size_t step, size_t rows, size_t pairs,
+                                  Bf16* to) {
   const auto there = static_cast<__mmask16>((1U << rows) - 1);
-  for (size_t at = 0; at < pairs; ++at) {
-    const __m512i pair = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), there, places,
-                                                     from + 2 * at, sizeof(int32_t));
-    _mm512_mask_storeu_epi32(to + 2 * at * rows, there, pair);
+  for (size_t at = 0; at < pairs; at += kTileOutputs) {
+    __m512i columns[kTileOutputs];
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kTileOutputs; ++i) {
+      columns[i] = i < rows ? _mm512_loadu_si512(from + i * step + 2 * at) : _mm512_setzero_si512();
+    }
+    transpose(columns);
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kTileOutputs; ++i) {
+      _mm512_mask_storeu_epi32(to + 2 * (at + i) * rows, there, columns[i]);
+    }
   }
 }
 
@@ -31,11 +57,27 @@ inline void take_parts(const F16* from, size_t width, Bf16* upper, Bf16* lower) 
   }
 }
 
+// Writes the parts of a row of float16 in the order of weights of float16, which have both parts,
+// too.
+CXL_OFFLOAD_VECTOR void split_row(const std::byte* from, size_t width, Bf16* upper, Bf16* lower) {
+  const Bf16Reader<F16> reader;
+  for (size_t at = 0; at < width; at += kBf16Lanes) {
+    const auto there =
+        static_cast<__mmask32>(~uint32_t{0} >> (kBf16Lanes - std::min(width - at, kBf16Lanes)));
+    __m512i parts[2];
+    reader.read(_mm512_maskz_loadu_epi16(there, from + at * sizeof(F16)), parts);
+    _mm512_storeu_si512(upper + at, parts[0]);
+    _mm512_storeu_si512(lower + at, parts[1]);
+  }
+}
+
 // Arranges the X parts of a row. The second is written `step` numbers after the first.
 template <class W, size_t X>
 void arrange_row(const std::byte* from, size_t width, Bf16* parts, Bf16* to, size_t step) {
   if constexpr (X == 1) {
     prepare_row<W>(from, width, to);
+  } else if constexpr (std::is_same_v<W, F16>) {
+    split_row(from, width, to, to + step);
   } else {
     take_parts(reinterpret_cast<const F16*>(from), width, parts, parts + width);
     for (size_t part = 0; part < X; ++part) {

@@ -48,7 +48,7 @@ def check_number(value: Any, name: str, *, most: float = math.inf) -> None:
 
 
 def check_bounds(tensor: Any, name: str) -> None:
-    """Refuses a tensor that reaches beyond its storage, before an address of it is used.
+    """Refuses a tensor whose elements are not all in its storage, before an address of it is used.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def check_bounds(tensor: Any, name: str) -> None:
     Raises
     ------
     ValueError
-        Names the bytes that are needed and those that are there.
+        Names the bytes that are needed and those that are there; or there never were any.
     """
     if not hasattr(tensor, "untyped_storage"):
         return
@@ -78,4 +78,8 @@ def check_bounds(tensor: Any, name: str) -> None:
         raise ValueError(
             f"{name} of shape {tuple(tensor.shape)} needs {needed} bytes of its storage, which has "
             f"{held}: somebody resized it, as FSDP does while parameters are sharded"
+        )
+    if tensor._is_zerotensor() or not tensor.data_ptr():
+        raise ValueError(
+            f"{name} is zeros that torch keeps without memory; pass {name}.clone(), which has some"
         )

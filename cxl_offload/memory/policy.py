@@ -234,7 +234,8 @@ def _nodes_of(name: str, machine: Machine | None) -> tuple[int, ...]:
         if name in TIER_NAMES:
             raise ValueError(
                 f"{quoted(name)} is neither a node id nor a tier of this machine, which has: "
-                f"{known} (simulated machines such as epyc9354-cxl-a have others)"
+                f"{known} (simulated machines have others: --machine epyc9354-cxl-a, or "
+                "load_machine of it)"
             )
         raise ValueError(f"{quoted(name)} is neither a node id nor a tier; tiers: {known}")
     if not tiers[name]:

@@ -17,18 +17,13 @@ from cxl_offload.ops.state_codes import (
     of_peers,
     scale_count,
 )
+from cxl_offload.ops.step_counts import step_count
 from cxl_offload.ops.view import local_tensor
 
 if TYPE_CHECKING:
     from cxl_offload.ops.optimizer import OnePassOptimizer
 
 States = dict[str, Any]
-
-
-def step_count(value: float) -> torch.Tensor:
-    """A step as torch's optimizers count it: never of torch's default type, nor on its default
-    device, as a count in bfloat16 would stay at 256."""
-    return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
 def read_states(

@@ -2,7 +2,8 @@
 
 With the few rows of decoding, reading the weights takes longest. :func:`linear` reads each weight
 once, where it lies and in its own type, and multiplies it in float32. Many rows, as in a prefill,
-are better left to ``torch.nn.functional.linear``.
+are better left to ``torch.nn.functional.linear``, but for float16 where there are tiles
+(``isa="amxbf16"``): :mod:`cxl_offload.ops.measured_linear` finds out which is faster.
 """
 
 from __future__ import annotations
@@ -74,11 +75,15 @@ def linear(
         "scalar", "neon", "sve256", "avx2" or "avx512"; "avx512bf16" or "amxbf16", which multiply
         numbers that are sums of one or two numbers of bfloat16 without loss as such, in vectors (x
         of bfloat16) or in tiles (of float16 too). They take subnormal numbers of bfloat16 for zero,
-        and tiles make NaN of an infinity of float16; or "avx512vnni", which multiplies 4-bit codes
-        by integers of 24 bits that stand for x, with one unit for every 128 numbers (rows of a
-        multiple of 128 codes, groups of 32, 64 or a multiple of 128). Empty: the best that this
-        processor has at one row, but for the integers. So 4-bit codes and weights of float16 are
-        multiplied in vectors, while tiles are faster for more rows (docs/linear-measured.md).
+        and tiles make NaN of an infinity of float16; "avx512vbmi", which multiplies weights of
+        float8_e4m3fn and x of bfloat16 as float32, with the bits of "avx512bf16" but for subnormal
+        numbers, which it keeps; or "avx512vnni", which multiplies 4-bit codes by integers of 24
+        bits that stand for x, with one unit for every 128 numbers (rows of a multiple of 128 codes,
+        groups of 32, 64 or a multiple of 128). Layers for which a name is not meant are multiplied
+        as float32. Empty: the best that this processor has at one row, but for the integers; and
+        "avx512bf16" only where its products are at least as fast as those of float32, which the
+        first call measures. So 4-bit codes and weights of float16 are multiplied in vectors, while
+        tiles are faster for more rows (docs/linear-measured.md).
 
     Returns
     -------

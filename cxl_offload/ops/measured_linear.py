@@ -5,7 +5,7 @@ arithmetic for half precision is best left to PyTorch, few rows are best read on
 kernel, many rows of half precision are best multiplied by its tiles or in single precision by
 PyTorch, which in half precision itself is many times slower where there is no arithmetic for it.
 So the first calls of a shape take all ways in turns, each over the weights that are asked for, and
-later calls the fastest. Calls of many rows are few and long: their way is chosen by small parts.
+later calls the fastest. Calls of many rows are few and long: their way is chosen by parts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 from torch.nn import functional
@@ -54,15 +54,22 @@ SHORT_S = 1e-3
 more than what whole layers need, and trials cost little."""
 
 MANY_ROWS = 64
-"""Calls of more rows are those of prompts: few and long, so that no trial may take a whole one. A
-part of them shows which way is fastest, since products take their time and not reading weights."""
+"""Calls of more rows are those of prompts: few and long, so that no trial may take a whole one.
+Parts of the first one show which way is fastest, since products take their time and not reading
+weights."""
+
+MANY_HOPELESS = 1.5
+"""The fastest way beside PyTorch's is not tried further if its small parts take so many times as
+long: each arranges all numbers of its rows for few outputs, so they do not show which is faster."""
+
+LARGE_PARTS = 2
+"""Parts of the outputs, of which each does."""
 
 LONGEST_PART = 256
 """Rows of a part: calls of more rows are chosen for as if they had so many."""
 
-MANY_PARTS, WORTH_IT = 3, 0.85
-"""Parts that each way computes of a call of many rows. Another way than PyTorch has to need less
-than this share of its time."""
+WORTH_IT = 0.85
+"""Of a call of many rows, another way than PyTorch has to need less than this share of its time."""
 
 MOST_WEIGHTS = 1 << 16
 """Whose last reading is known. Weights that are made for each call would be new ones for ever."""
@@ -89,7 +96,7 @@ def kernel_ways(
         return layers(x, seen, bias, threads())
 
     ways: dict[str, LinearWay] = {KERNEL: kernel}
-    if _C.has_bf16_products(tiles=True):
+    if "amxbf16" in _C.bf16_products():
         ways[TILES] = way("amxbf16")
     if _C.has_integer_codes():
         ways[INTEGERS] = way("avx512vnni")
@@ -100,6 +107,24 @@ def _threads() -> Threads:
     """As many as PyTorch has."""
     threads = torch.get_num_threads()
     return None if threads >= len(os.sched_getaffinity(0)) else threads
+
+
+def _is_layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether ways compute it: of one type, with rows of weights as they lie, no derivative."""
+    return (
+        weight.dtype is x.dtype
+        and weight.is_cpu
+        and weight.dim() == 2
+        and weight.stride(1) == 1
+        and weight.numel() > 0
+        and (bias is None or bias.shape == weight.shape[:1])
+        and not (
+            torch.is_grad_enabled()
+            and (
+                x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+            )
+        )
+    )
 
 
 class MeasuredLinear:
@@ -146,7 +171,8 @@ class MeasuredLinear:
     def __call__(
         self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As ``torch.nn.functional.linear``, which computes other types and other devices.
+        """As ``torch.nn.functional.linear``, which computes all that the ways are not meant for:
+        other types and devices, what has a derivative, turned or empty weights, other biases.
 
         Parameters
         ----------
@@ -160,8 +186,7 @@ class MeasuredLinear:
         torch.Tensor
             ``(..., outputs)``, of the inputs' type: sums in single precision, rounded once.
         """
-        dtype = inputs.dtype
-        if dtype not in self._types or weight.dtype is not dtype or weight.device.type != "cpu":
+        if inputs.dtype not in self._types or not _is_layer(inputs, weight, bias):
             return functional.linear(inputs, weight, bias)
         return self.by(self.key(inputs, weight), inputs, weight, bias)
 
@@ -230,32 +255,41 @@ class MeasuredLinear:
 
     def _hopeful(self, inputs: torch.Tensor, weight: torch.Tensor) -> list[str]:
         """Ways that parts of the outputs do not show to be much slower than another."""
-        best = self._parts_taken(inputs, weight, times=2)  # the first makes threads and code
+        best = self._parts_taken(inputs, weight, self._ways)
         least = max(HOPELESS * min(best.values()), SHORT_S)
         return [name for name, taken in best.items() if taken <= least]
 
     def _fastest_by_parts(self, inputs: torch.Tensor, weight: torch.Tensor) -> str:
-        """Of some rows and an eighth of the outputs; PyTorch's where no other is clearly faster."""
+        """Of some rows and some outputs; PyTorch's where no other is clearly faster."""
         rows = inputs.reshape(-1, inputs.shape[-1])[:LONGEST_PART]
-        best = self._parts_taken(rows, weight, times=MANY_PARTS)
-        name = min(best, key=lambda name: best[name])
-        return TORCH if WORTH_IT * best.get(TORCH, math.inf) <= best[name] else name
+        best = self._parts_taken(rows, weight, self._ways)
+        by_torch = best.pop(TORCH, math.inf)
+        name = min(best, key=lambda name: best[name], default=TORCH)
+        if name == TORCH or best[name] > MANY_HOPELESS * by_torch:
+            return TORCH
+        if HOPELESS * best[name] < by_torch:
+            return name
+        best = self._parts_taken(rows, weight, (name, TORCH), LARGE_PARTS)
+        return TORCH if WORTH_IT * best[TORCH] <= best[name] else name
 
     def _parts_taken(
-        self, inputs: torch.Tensor, weight: torch.Tensor, times: int
+        self,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        names: Iterable[str],
+        parts: int = PARTS,
     ) -> dict[str, float]:
         """Seconds that each way needs at least for a part of the outputs."""
-        step = -(-weight.shape[0] // PARTS)
+        step = -(-weight.shape[0] // parts)
         begins = itertools.cycle(range(0, weight.shape[0], step))
         best: dict[str, float] = {}
-        for _ in range(times):
-            for name, way in self._ways.items():
-                if weight.dtype not in _ONLY_FOR.get(name, (weight.dtype,)):
-                    continue  # the kernel takes it by itself, or there is none for the type
-                start = next(begins)
-                part = weight[start : start + step]  # which nobody read yet
-                before = time.perf_counter()
-                way(inputs, part, None)
-                taken = time.perf_counter() - before
-                best[name] = min(best.get(name, taken), taken)
+        for name in [*names] * 2:  # the first call makes threads and code
+            if weight.dtype not in _ONLY_FOR.get(name, (weight.dtype,)):
+                continue  # the kernel takes it by itself, or there is none for the type
+            start = next(begins)
+            part = weight[start : start + step]  # which nobody read yet
+            before = time.perf_counter()
+            self._ways[name](inputs, part, None)
+            taken = time.perf_counter() - before
+            best[name] = min(best.get(name, taken), taken)
         return best

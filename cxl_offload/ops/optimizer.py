@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast, overload
 
 import torch
 
-from cxl_offload import _C
 from cxl_offload.memory import Pages, PolicyLike, Session
-from cxl_offload.ops.checkpoint import read_states, step_count
+from cxl_offload.ops.checkpoint import read_states
 from cxl_offload.ops.late_clip import LateClip, check_norm
 from cxl_offload.ops.lost import naming, tensors_of
 from cxl_offload.ops.overlap import EarlyUpdates
@@ -25,8 +23,9 @@ from cxl_offload.ops.state_options import (
     kept_options,
     taken_options,
 )
+from cxl_offload.ops.step_counts import StepCounts, next_step, step_count
 from cxl_offload.ops.threads import Threads, check_threads
-from cxl_offload.ops.update import Given, GivenPart, ParamUpdate, check_copies, run
+from cxl_offload.ops.update import Given, GivenPart, ParamUpdate, UpdateRule, check_copies, run
 from cxl_offload.ops.view import local_tensor, untraced
 from cxl_offload.renamed import renamed_attribute
 
@@ -120,9 +119,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         return self.state_dtype is torch.float32
 
     @abstractmethod
-    def _rule(
-        self, group: dict[str, Any], step: int, grad_scale: float
-    ) -> _C.AdamRule | _C.AdagradRule | _C.LionRule:
+    def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> UpdateRule:
         """The settings of one step of a group."""
 
     def _first_value(self, group: dict[str, Any], name: str) -> float:
@@ -154,8 +151,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
     def check_group(self, group: dict[str, Any]) -> None:
         """Raises TypeError or ValueError for settings that no step can be made with."""
         self.check_variant(group)
-        flag({"maximize": False} | group, "maximize")
-        self._rule(group, 1, 1.0)
+        self._signed_rule(group, 1, 1.0)
         check_norm(group)
         if self._late is not None:
             self._late.check(group)
@@ -200,9 +196,9 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
     def init_state(self, param: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Makes the states of a parameter that has none yet, and returns them."""
         state = cast("dict[str, Any]", self.state[param])
-        missing = [name for name in ("step", *self.kept_names) if name not in state]
-        if not missing:
+        if "step" in state and all(map(state.__contains__, self.kept_names)):
             return state
+        missing = [name for name in ("step", *self.kept_names) if name not in state]
         if len(missing) <= len(self.kept_names):
             raise ValueError(
                 f"the states of a parameter of shape {tuple(param.shape)} have no "
@@ -280,11 +276,12 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
             updated = self.early_updates.finish()
         for group in self.param_groups:
             self.check_variant(group)
+        # Looking up a tensor calls Python's code of torch, so it is done where there is something.
         left = [
-            (param, group, copies.get(param))
+            (param, group, copies.get(param) if copies else None)
             for group in self.param_groups
             for param in group["params"]
-            if param.grad is not None and param not in updated
+            if param.grad is not None and not (updated and param in updated)
         ]
         if self._late is not None:
             self._late.see(param for param, *_ in left)
@@ -296,52 +293,61 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
 
     def update(self, given: Sequence[Given], grad_scale: float) -> None:
         """One call of the kernels for all, and their steps counted with it."""
-        counting = []
+        counts = StepCounts()
         updates = []
+        then = []
+        rules: dict[tuple[int, int], UpdateRule] = {}  # one for all parameters of a group, mostly
         for param, group, copy in given:
             state = self.init_state(param, group)
-            step = int(state["step"]) + 1
-            counting.append(_counting(state, step))
-            whole = self._update(param, group, step, grad_scale, copy)
+            step = next_step(state, param)
+            counts.add(state, step)
+            rule = rules.get((id(group), step))
+            if rule is None:
+                rule = rules[id(group), step] = self._signed_rule(group, step, grad_scale)
+            whole = self._update(param, rule, state, step, copy)
             if self.early_updates is None:
                 updates.append(whole)
             else:
                 updates += self.early_updates.left_of(param, whole)
-                counting.append(self.early_updates.forgetting(param))
+                then.append(self.early_updates.forgetting(param))
         with naming(lambda: tensors_of(self.param_groups, updates)):
-            run(updates, threads=self.threads, then=counting)
+            run(updates, threads=self.threads, then=[*counts.setting(), *then])
 
     def update_parts(self, given: Sequence[GivenPart]) -> None:
         """Updates elements before the step of their parameter, which updates the others."""
         updates = []
         for param, group, begin, end in given:
-            step = int(self.init_state(param, group)["step"]) + 1
-            updates.append(self._update(param, group, step, 1.0, None).part(begin, end))
+            state = self.init_state(param, group)
+            step = next_step(state, param)
+            rule = self._signed_rule(group, step, 1.0)
+            updates.append(self._update(param, rule, state, step, None).part(begin, end))
         with naming(lambda: tensors_of(self.param_groups, updates)):
             run(updates, threads=self.threads)
+
+    def _signed_rule(self, group: dict[str, Any], step: int, grad_scale: float) -> UpdateRule:
+        up = flag(group, "maximize") if "maximize" in group else False
+        return self._rule(group, step, -grad_scale if up else grad_scale)
 
     def _update(
         self,
         param: torch.Tensor,
-        group: dict[str, Any],
+        rule: UpdateRule,
+        state: dict[str, Any],
         step: int,
-        grad_scale: float,
         copy: torch.Tensor | None,
     ) -> ParamUpdate:
-        assert param.grad is not None
-        state = self.state[param]
-        sign = -1.0 if group.get("maximize") else 1.0
+        grad = param.grad
+        assert grad is not None
+        scales: Sequence[torch.Tensor] = ()
+        if self.in_codes:
+            states = [(name, local_tensor(state[name + CODES])) for name in self.state_names]
+            scales = [state[name + SCALES] for name in self.state_names]
+        else:
+            states = [(name, local_tensor(state[name])) for name in self.state_names]
+        rounding = None if self.rounding_seed is None else self._rounding(param, step)
+        # By place, since this runs for every tensor of every step, and names take longer.
         return ParamUpdate(
-            rule=self._rule(group, step, sign * grad_scale),
-            param=local_tensor(param),
-            grad=local_tensor(param.grad),
-            states=[
-                (name, local_tensor(state[name + CODES if self.in_codes else name]))
-                for name in self.state_names
-            ],
-            copy=copy,
-            scales=[state[name + SCALES] for name in self.state_names] if self.in_codes else (),
-            rounding=self._rounding(param, step),
+            rule, local_tensor(param), local_tensor(grad), states, copy, scales, rounding
         )
 
     def _rounding(self, param: torch.Tensor, step: int) -> tuple[int, int] | None:
@@ -388,10 +394,3 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
             self.register_load_state_dict_post_hook(put, prepend=True),
         ):
             super().load_state_dict(state_dict)
-
-
-def _counting(state: dict[str, Any], step: int) -> Callable[[], object]:
-    """A built-in function that sets the step: a tensor as torch's, or an int as DeepSpeed's."""
-    if isinstance(state["step"], torch.Tensor):
-        return functools.partial(state["step"].fill_, step)
-    return functools.partial(state.__setitem__, "step", step)

@@ -37,6 +37,8 @@ def flag(settings: Mapping[str, Any], name: str) -> bool:
     """
     _check_there(settings, name)
     given = settings[name]
+    if given is True or given is False:
+        return given
     if isinstance(given, str | bytes) or given is None or given not in (0, 1):
         raise _not(name, given, "true or false")
     return bool(given)
@@ -101,6 +103,8 @@ def _check_there(settings: Mapping[str, Any], name: str) -> None:
 
 
 def _held(name: str, given: Any) -> float:
+    if type(given) is float and -_LARGEST <= given <= _LARGEST:  # nearly always
+        return given
     if isinstance(given, str | bytes):  # float() would read it
         raise _not(name, given, "a number")
     try:

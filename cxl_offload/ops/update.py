@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from cxl_offload import _C
 from cxl_offload.memory.copies import any_copies, has_copies
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
-from cxl_offload.ops.view import tensor_view, touching, untraced
+from cxl_offload.ops.view import PLAIN, tensor_view, touching, untraced
 
 _STATE_DTYPES = (torch.float32, torch.bfloat16)
 _CODED_DTYPES = (torch.uint8,)
 _COPY_DTYPES = (torch.bfloat16, torch.float16)
 
+
+UpdateRule = _C.AdamRule | _C.AdagradRule | _C.LionRule
+"""The settings of one step of a parameter."""
 
 Given = tuple[torch.Tensor, dict[str, Any], torch.Tensor | None]
 """A parameter, its group, and the copy that receives its new values."""
@@ -25,9 +27,8 @@ GivenPart = tuple[torch.Tensor, dict[str, Any], int, int]
 """A parameter, its group, the first of its elements and the one after the last."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParamUpdate:
-    """One parameter's update.
+class ParamUpdate(NamedTuple):
+    """One parameter's update; csrc/bindings/updates.cc reads it by the order of its fields.
 
     Attributes
     ----------
@@ -48,7 +49,7 @@ class ParamUpdate:
         nearest.
     """
 
-    rule: _C.AdamRule | _C.AdagradRule | _C.LionRule
+    rule: UpdateRule
     param: torch.Tensor
     grad: torch.Tensor
     states: Sequence[tuple[str, torch.Tensor]]
@@ -65,8 +66,7 @@ class ParamUpdate:
         assert not self.scales
         assert self.rounding is None
         assert self.copy is None
-        return replace(
-            self,
+        return self._replace(
             param=self.param.view(-1)[begin:end],
             grad=self.grad.view(-1)[begin:end],
             states=[(name, state.view(-1)[begin:end]) for name, state in self.states],
@@ -114,7 +114,18 @@ def _refuse_copies(update: ParamUpdate) -> None:
             )
 
 
-def _prepare(update: ParamUpdate) -> _C.Update:
+def _prepare(updates: Sequence[ParamUpdate]) -> _C.Updates:
+    prepared = _C.plain_updates(PLAIN, updates)
+    if prepared is None:
+        prepared = _C.Updates([_checked(update) for update in updates])
+    if any_copies():
+        for update in updates:
+            _refuse_copies(update)
+    return prepared
+
+
+def _checked(update: ParamUpdate) -> _C.Update:
+    """Of tensors that are not plain; most of them are refused, each for its reason."""
     param = tensor_view(update.param, "param")
     grad = tensor_view(update.grad, "grad")
     dtypes = _CODED_DTYPES if update.scales else _STATE_DTYPES
@@ -126,8 +137,6 @@ def _prepare(update: ParamUpdate) -> _C.Update:
     copy = update.copy
     low = copy if copy is None else tensor_view(copy, "low_precision_copy", dtypes=_COPY_DTYPES)
     _check_shapes(update)
-    if any_copies():
-        _refuse_copies(update)
     return _C.Update(update.rule, param, grad, states, low, scales=scales, rounding=update.rounding)
 
 
@@ -158,7 +167,7 @@ def run(
         A tensor does not fit; see :func:`cxl_offload.ops.view.tensor_view`. Or what is written has
         copies on several nodes.
     """
-    prepared = [_prepare(update) for update in updates]
+    prepared = _prepare(updates)
     team = team_for(threads)
     written = [tensor for update in updates for tensor in update.written()]
     calls = [touching(written), *then]

@@ -32,6 +32,15 @@ _Any = TypeVar("_Any")
 
 _NAMES = {**READ_FLOATS, torch.int8: "int8", torch.uint8: "uint8"}
 
+PLAIN = _C.PlainTensors(
+    (torch.Tensor, torch.nn.Parameter),
+    _NAMES,
+    strided=torch.strided,
+    table=getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),
+)
+"""Makes views of contiguous tensors of torch's own classes, and of nothing that
+:func:`tensor_view` would refuse."""
+
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a distributed tensor; any other tensor itself."""
@@ -84,6 +93,9 @@ def tensor_view(
     ValueError
         Another device, layout or dtype, not contiguous, or with less memory than it says.
     """
+    plain = PLAIN.view(tensor)
+    if plain is not None and tensor.dtype in dtypes:
+        return plain
     if type(tensor) is not torch.Tensor:
         check_class(tensor, name)
     if not tensor.is_cpu:
@@ -121,8 +133,10 @@ def has_plain_rows(tensor: torch.Tensor, width: int) -> bool:
         and tensor.shape[-1:] == (width,)
         and tensor.is_contiguous()
         and not tensor.is_neg()
+        and not tensor._is_zerotensor()
         and not torch._is_functional_tensor(tensor)
         and 0 < tensor.numel() <= _held_elements(tensor)
+        and tensor.data_ptr() != 0
     )
 
 

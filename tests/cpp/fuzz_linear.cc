@@ -261,8 +261,9 @@ void fuzz_linear(Input& input) {
   const bool unfit = input.one_in(16);
   Case c(input);
   Linear a = c.linear();
-  a.bf16_products = input.any_of<Bf16Products>(
-      {Bf16Products::kNone, Bf16Products::kVectors, Bf16Products::kTiles, Bf16Products::kBest});
+  a.bf16_products =
+      input.any_of<Bf16Products>({Bf16Products::kNone, Bf16Products::kVectors, Bf16Products::kTiles,
+                                  Bf16Products::kBest, Bf16Products::kWidened});
   a.integers = input.one_in(2);
   if (unfit) {
     spoil(input, a);

@@ -266,6 +266,29 @@ TEST(a_row_has_the_same_bits_however_its_columns_are_cut) {
   }
 }
 
+TEST(products_of_registers_take_their_time_in_every_instruction_set) {
+  WorkerTeam team({{-1, 2, {}}});
+  for (Isa isa : supported_isas()) {
+    for (Dtype dtype : kWeights) {
+      Layer layer({2, 4, 128}, dtype);
+      std::vector<Bf16> x(256);
+      Linear given = layer.linear();
+      for (Dtype of_x : {Dtype::kFloat32, Dtype::kBfloat16}) {
+        if (of_x == Dtype::kBfloat16) given.x = view_of(x.data(), of_x, {2, 128});
+        for (auto products : {Bf16Products::kNone, Bf16Products::kVectors}) {
+          given.bf16_products = products;
+          const double rate = linear_products_per_s(given, team, isa);
+          // The plain loops are an oracle, and nobody asks how fast. Two threads whose loops a
+          // compiler had removed would seem to add 4e12 products a second.
+          CHECK(isa == Isa::kScalar ? rate == 0 : rate > 1e7 && rate < 1.5e12);
+        }
+      }
+    }
+  }
+  CHECK_EQ(has_fast_bf16_products(), has_fast_bf16_products());
+  CHECK(has_bf16_products() || !has_fast_bf16_products());
+}
+
 TEST(each_group_reads_the_copy_near_it) {
   for (Dtype dtype : {Dtype::kFloat16, Dtype::kUint8}) {
     Layer first({2, 3000, 128}, dtype), second({2, 3000, 128}, dtype);

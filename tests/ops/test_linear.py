@@ -296,7 +296,7 @@ def test_linear_refuses_what_it_cannot_do() -> None:
             linear(x, given)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="scale is a int"):
         linear(x, weight, scale=2)  # type: ignore[arg-type]
-    known = "avx512bf16" if _C.has_bf16_products(tiles=False) else "scalar"
+    known = ", ".join(["scalar.*", *_C.bf16_products()])
     with pytest.raises(ValueError, match=f"sse9.*{known}"):
         linear(x, weight, isa="sse9")
     with pytest.raises(ValueError, match="no derivative"):

@@ -11,15 +11,11 @@ from cxl_offload.ops.linear import linear
 from tests.ops.test_linear import assert_near, draw
 
 BF16, F16, F8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
-ISAS = [
-    isa
-    for isa, tiles in (("avx512bf16", False), ("amxbf16", True))
-    if _C.has_bf16_products(tiles=tiles)
-]
+ISAS = _C.bf16_products()
 FORMS: tuple[GroupForm, ...] = ("low, step", "rate, low", "zero, step")
 
 pytestmark = [
-    pytest.mark.skipif(not ISAS, reason="this processor has no AVX512-BF16"),
+    pytest.mark.skipif(not ISAS, reason="this processor has no VBMI"),
     pytest.mark.parametrize("isa", ISAS),
 ]
 
@@ -82,6 +78,22 @@ def test_a_row_has_the_same_bits_beside_any_other_rows(
         assert torch.equal(linear(x[:rows], weight, isa=isa), whole[:rows])
 
 
+@pytest.mark.parametrize("of_x", [BF16, F16], ids=str)
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "fp8", "int8", "codes"])
+def test_rows_of_a_prompt_have_the_bits_that_few_of_them_have(
+    isa: str, of_x: torch.dtype, kind: str
+) -> None:
+    """All threads arrange them, and as many as a cache has room for are multiplied at a time."""
+    x, width = draw(1100, 8192, dtype=of_x)[:, 64:], 8128
+    weight: torch.Tensor | Int4Weight = codes_of(50, width, 64, FORMS[0])
+    if kind != "codes":
+        weight = draw(50, width, dtype={"bf16": BF16, "fp16": F16, "fp8": F8}.get(kind, torch.int8))
+    whole = linear(x, weight, isa=isa)
+    for begin in (0, 57, 530, 1090):
+        rows = x[begin : begin + 10]
+        assert torch.equal(linear(rows, weight, isa=isa), whole[begin : begin + 10])
+
+
 @pytest.mark.parametrize("dtype", [BF16, F8], ids=str)
 def test_nan_and_infinity_spread_to_their_own_output_and_row(isa: str, dtype: torch.dtype) -> None:
     x, weight = draw(9, 200), draw(60, 200, seed=1)
@@ -104,15 +116,50 @@ def test_every_finite_weight_is_worth_what_torch_says(isa: str, dtype: torch.dty
     weight = weight[weight.float().isfinite()].unsqueeze(1)
     found = linear(torch.ones(1, 1, dtype=BF16), weight, out_dtype=torch.float32, isa=isa)[0]
     expected = weight[:, 0].float()
-    expected[expected.abs() < torch.finfo(BF16).tiny] = 0  # as the instruction has it
+    if isa != "avx512vbmi":  # as the instruction has it
+        expected[expected.abs() < torch.finfo(BF16).tiny] = 0
     assert torch.equal(found, expected)
 
 
 def test_subnormal_numbers_count_only_without_products_of_bfloat16(isa: str) -> None:
     weight = torch.full((1, 1), 2.0**-130, dtype=BF16)
     x = torch.full((1, 1), 2.0**20, dtype=BF16)
-    assert float(linear(x, weight, out_dtype=torch.float32, isa=isa)) == 0
+    expected = 2.0**-110 if isa == "avx512vbmi" else 0
+    assert float(linear(x, weight, out_dtype=torch.float32, isa=isa)) == expected
     assert float(linear(x, weight, out_dtype=torch.float32, isa="avx512")) == 2.0**-110
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "codes"])
+def test_vectors_of_bfloat16_are_taken_unasked_only_where_they_are_fast(
+    isa: str, kind: str
+) -> None:
+    tiled = kind != "codes" and "amxbf16" in ISAS  # 4-bit codes take tiles when asked only
+    fast = _C.has_fast_bf16_products()
+    assert fast == _C.has_fast_bf16_products()
+    plain = "avx512vbmi" if kind == "fp8" else "avx512"
+    taken = "amxbf16" if tiled else "avx512bf16" if fast else plain
+    weight: torch.Tensor | Int4Weight = codes_of(50, 4352, 64, "low, step")
+    if kind != "codes":
+        weight = draw(50, 4352, dtype=BF16 if kind == "bf16" else F8)
+    x = draw(3, 4352, dtype=BF16, seed=1)
+    unasked = linear(x, weight, out_dtype=torch.float32)
+    assert torch.equal(unasked, linear(x, weight, out_dtype=torch.float32, isa=taken))
+    other = isa if taken == "avx512" else "avx512"
+    if other != "avx512vbmi":  # which has other bits for fp8 only
+        assert not torch.equal(unasked, linear(x, weight, out_dtype=torch.float32, isa=other))
+
+
+@pytest.mark.skipif("avx512bf16" not in ISAS, reason="this processor has no AVX512-BF16")
+@pytest.mark.parametrize("width", [1, 31, 64, 100, 513, 4100])
+def test_8_bit_floats_have_the_bits_of_the_instruction_without_it(isa: str, width: int) -> None:
+    weight = draw(77, width, dtype=F8, seed=1)
+    for rows in (1, 2, 4, 6, 8, 11):
+        x = draw(rows, width, dtype=BF16)
+        found, expected = (
+            linear(x, weight, out_dtype=torch.float32, isa=each)
+            for each in ("avx512vbmi", "avx512bf16")
+        )
+        assert torch.equal(found, expected)
 
 
 def test_other_types_are_computed_in_float32(isa: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import Mock
@@ -16,6 +17,8 @@ from cxl_offload.ops.measured_linear import (
     ALL_TYPES,
     INTEGERS,
     KERNEL,
+    LARGE_PARTS,
+    PARTS,
     SINGLE,
     TORCH,
     TRIALS,
@@ -199,41 +202,86 @@ def test_types_and_ways_are_those_that_were_asked_for(dtype: torch.dtype) -> Non
     assert all(way.called for way in ways.values())
 
 
-def way_of(clock: Clock, second_an_output: float, rows: list[tuple[int, int]]) -> Any:
-    """Notes rows and outputs of each call; takes as long as the outputs."""
+Calls = list[tuple[int, int]]
+
+
+def way_of(clock: Clock, start: float, second_a_product: float, calls: Calls) -> Any:
+    """Notes rows and outputs of each call; takes as long as its rows and outputs say."""
 
     def call(x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
-        rows.append((x.numel() // x.shape[-1], weight.shape[0]))
-        clock.now += weight.shape[0] * second_an_output
+        rows, outputs = x.numel() // x.shape[-1], weight.shape[0]
+        calls.append((rows, outputs))
+        clock.now += rows * (start + outputs * second_a_product)
         return functional.linear(x, weight, bias)
 
     return call
 
 
-@pytest.mark.parametrize(("of_torch", "chosen"), [(0.1, KERNEL), (0.5, KERNEL), (0.95, TORCH)])
-def test_way_of_a_prompt_is_chosen_by_parts_in_its_first_call(
-    of_torch: float, chosen: str, clock: Clock
-) -> None:
-    calls: dict[str, list[tuple[int, int]]] = {KERNEL: [], TORCH: []}
-    seconds = {KERNEL: of_torch * 0.01, TORCH: 0.01}
-    ours = MeasuredLinear(ways={name: way_of(clock, seconds[name], calls[name]) for name in calls})
-    x, weight, bias = layer(1000)
+PROMPTS = {
+    # Of a row's time without outputs, and of its time with all of them, PyTorch's being 1.
+    "much faster": (0.0, 0.1, KERNEL, (PARTS,)),
+    "faster": (0.0, 0.6, KERNEL, (PARTS, LARGE_PARTS)),
+    "no faster than it has to be": (0.0, 0.95, TORCH, (PARTS, LARGE_PARTS)),
+    "faster, though its small parts are not": (0.08, 0.7, KERNEL, (PARTS, LARGE_PARTS)),
+    "hopeless": (0.0, 1.6, TORCH, (PARTS,)),
+}
 
+
+@pytest.mark.parametrize("case", PROMPTS)
+def test_way_of_a_prompt_is_chosen_by_parts_in_its_first_call(case: str, clock: Clock) -> None:
+    start, whole, chosen, parts = PROMPTS[case]
+    calls: dict[str, Calls] = {KERNEL: [], TORCH: []}
+    ours = MeasuredLinear(
+        ways={
+            KERNEL: way_of(clock, start, (whole - start) / 96, calls[KERNEL]),
+            TORCH: way_of(clock, 0.0, 1 / 96, calls[TORCH]),
+        }
+    )
+    x, weight, bias = layer(1000)
     torch.testing.assert_close(
         ours(x, weight, bias), functional.linear(x, weight, bias), rtol=2**-9, atol=2**-9
     )
-    whole = {name: [each for each in calls[name] if each[0] == 1000] for name in calls}
-    assert whole == {name: [(1000, 96)] if name == chosen else [] for name in calls}
-    parts = {each for name in calls for each in calls[name] if each[0] != 1000}
-    assert parts == {(measured_linear.LONGEST_PART, 96 // measured_linear.PARTS)}
+    assert ours.chosen == {(torch.float16, 8, 96, 64, False): chosen}
     assert not ours.is_trying
+    whole_calls = {name: [each for each in calls[name] if each[0] == 1000] for name in calls}
+    assert whole_calls == {name: [(1000, 96)] if name == chosen else [] for name in calls}
+    tried = {each for name in calls for each in calls[name] if each[0] != 1000}
+    assert tried == {(measured_linear.LONGEST_PART, 96 // count) for count in parts}
 
 
 def test_prompts_of_any_length_go_by_the_way_of_the_first_long_one(clock: Clock) -> None:
-    calls: dict[str, list[tuple[int, int]]] = {KERNEL: [], TORCH: []}
+    calls: dict[str, Calls] = {KERNEL: [], TORCH: []}
     seconds = {KERNEL: 0.001, TORCH: 0.01}
-    ours = MeasuredLinear(ways={name: way_of(clock, seconds[name], calls[name]) for name in calls})
+    ours = MeasuredLinear(
+        ways={name: way_of(clock, 0.0, seconds[name], calls[name]) for name in calls}
+    )
     for rows in (300, 1000, 5000):
         ours(*layer(rows))
     assert ours.chosen == {(torch.float16, 8, 96, 64, False): KERNEL}
-    assert len(calls[TORCH]) == measured_linear.MANY_PARTS
+    assert {outputs for _, outputs in calls[TORCH]} == {96 // PARTS}
+
+
+def halves(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).half()
+
+
+LEFT_TO_TORCH: dict[str, Callable[[], tuple[torch.Tensor, ...]]] = {
+    "no outputs": lambda: (halves(3, 64), halves(0, 64)),
+    "no columns": lambda: (halves(3, 0), halves(5, 0)),
+    "turned weights": lambda: (halves(100, 64), halves(64, 32).t()),
+    "one output without a dimension": lambda: (halves(100, 64), halves(64)),
+    "a bias for all": lambda: (halves(100, 64), halves(32, 64), halves(1)),
+    "a bias for each row": lambda: (halves(100, 64), halves(32, 64), halves(100, 32)),
+    "a derivative": lambda: (halves(100, 64), torch.nn.Parameter(halves(32, 64))),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_TO_TORCH)
+def test_what_no_way_is_meant_for_is_left_to_torch(case: str) -> None:
+    given = LEFT_TO_TORCH[case]()
+    ours = MeasuredLinear()
+    for _ in range(2):
+        found = ours(*given)
+        torch.testing.assert_close(found, functional.linear(*given))
+        assert found.requires_grad == (case == "a derivative")
+    assert not ours.chosen

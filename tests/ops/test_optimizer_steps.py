@@ -274,3 +274,74 @@ def test_signal_in_a_step_finds_it_made_and_counted_or_neither() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert interrupted_after  # or the signals came at no time that matters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_in_inference_mode_does_not_tear_the_next_one(kind: type[Any]) -> None:
+    mine, theirs = parameters(), parameters()
+    optimizer, plain = kind(mine, lr=0.1), kind(theirs, lr=0.1)
+    for index in range(3):
+        set_gradients(mine, index)
+        with torch.inference_mode(index == 0):
+            optimizer.step()
+    train(plain, theirs, range(3))
+    assert_same(mine, theirs)
+    assert {int(optimizer.state[param]["step"]) for param in mine} == {3}
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        torch.tensor(127, dtype=torch.int8),
+        torch.tensor(127, dtype=torch.float16),
+        torch.tensor(127.0).expand(2)[0],
+        torch.tensor(127, dtype=torch.float64),
+        torch.tensor(127, dtype=torch.int64),
+        127,
+    ],
+    ids=lambda count: str(getattr(count, "dtype", "int")),
+)
+def test_steps_are_counted_beyond_what_a_narrow_type_holds(count: object) -> None:
+    (param,) = parameters()[:1]
+    optimizer = CPUAdam([param], lr=0.1)
+    set_gradients([param], 0)
+    optimizer.step()
+    optimizer.state[param]["step"] = count
+    for _ in range(3):
+        optimizer.step()
+    assert int(optimizer.state[param]["step"]) == 130
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_steps_beyond_float32_are_counted_where_the_type_holds_them(dtype: torch.dtype) -> None:
+    (param,) = parameters()[:1]
+    optimizer = CPUAdam([param], lr=0.1)
+    set_gradients([param], 0)
+    optimizer.step()
+    optimizer.state[param]["step"] = torch.tensor(2**24, dtype=dtype)
+    optimizer.step()
+    assert int(optimizer.state[param]["step"]) == 2**24 + 1
+
+
+@pytest.mark.parametrize("count", [torch.tensor(float("nan")), torch.ones(3), None, 1e20, -4])
+def test_a_step_that_is_no_count_is_refused_before_anything_is_written(count: object) -> None:
+    params = parameters()
+    optimizer = CPUAdam(params, lr=0.1)
+    set_gradients(params, 0)
+    optimizer.step()
+    before = [bits(param) for param in params]
+    optimizer.state[params[-1]]["step"] = count
+    with pytest.raises(ValueError, match="must be a whole number of steps"):
+        optimizer.step()
+    assert [bits(param) for param in params] == before
+    assert int(optimizer.state[params[0]]["step"]) == 1
+
+
+@pytest.mark.parametrize("maximize", ["False", None, [True], 1j])
+def test_a_direction_that_is_no_flag_is_refused_in_a_step(maximize: object) -> None:
+    params = parameters()
+    optimizer = CPUAdam(params, lr=0.1)
+    set_gradients(params, 0)
+    optimizer.param_groups[0]["maximize"] = maximize
+    with pytest.raises(TypeError, match=r"maximize is .*; it must be true or false"):
+        optimizer.step()

@@ -78,6 +78,13 @@ def test_storage_that_was_resized_is_refused(call: tuple[str, Call], left: int) 
         call[1](x)
 
 
+@pytest.mark.parametrize("call", (COMPUTING | UPDATING | COPYING).items(), ids=lambda call: call[0])
+def test_zeros_that_have_no_memory_are_refused(call: tuple[str, Call]) -> None:
+    x = torch._efficientzerotensor(3, 64)
+    with use(simulated_memory()), pytest.raises(ValueError, match="without memory"):
+        call[1](x)
+
+
 def test_part_of_a_resized_storage_that_is_there_is_used() -> None:
     x = torch.randn(4, 64)
     row, whole = x[0], linear(x[0], WEIGHT)

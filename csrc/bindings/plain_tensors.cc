@@ -1,0 +1,135 @@
+#include "bindings/plain_tensors.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "bindings/bind.h"
+
+namespace cxl_offload::bindings {
+namespace {
+
+namespace py = pybind11;
+
+// Names of attributes, made once: Python compares such strings by their addresses.
+struct Names {
+  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
+  PyObject* layout = PyUnicode_InternFromString("layout");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* shape = PyUnicode_InternFromString("shape");
+  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
+  PyObject* storage_offset = PyUnicode_InternFromString("storage_offset");
+  PyObject* untyped_storage = PyUnicode_InternFromString("untyped_storage");
+  PyObject* nbytes = PyUnicode_InternFromString("nbytes");
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+};
+
+const Names& names() {
+  static const Names all;
+  return all;
+}
+
+py::object owned(PyObject* made) {
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
+}
+
+py::object attribute(py::handle object, PyObject* name) {
+  return owned(PyObject_GetAttr(object.ptr(), name));
+}
+
+py::object call(py::handle object, PyObject* method) {
+  return owned(PyObject_CallMethodNoArgs(object.ptr(), method));
+}
+
+// While torch records operators, sizes are tensors, which are indices too.
+uint64_t number(const py::object& given) {
+  const py::object index = PyLong_Check(given.ptr()) ? given : owned(PyNumber_Index(given.ptr()));
+  const uint64_t value = PyLong_AsUnsignedLongLong(index.ptr());
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return value;
+}
+
+std::vector<int64_t> lengths_of(py::handle tensor) {
+  const py::object shape = attribute(tensor, names().shape);
+  std::vector<int64_t> lengths(py::len(shape));
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    lengths[i] = static_cast<int64_t>(number(owned(PySequence_GetItem(shape.ptr(), i))));
+  }
+  return lengths;
+}
+
+std::vector<int64_t> row_major(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t next = 1;
+  for (size_t i = shape.size(); i-- > 0; next *= std::max<int64_t>(shape[i], 1)) strides[i] = next;
+  return strides;
+}
+
+}  // namespace
+
+PlainTensors::PlainTensors(const py::tuple& classes, const py::dict& dtypes, py::object strided,
+                           py::handle table)
+    : classes_(classes), strided_(std::move(strided)), table_(table) {
+  for (const auto& [dtype, name] : dtypes) {
+    dtypes_.emplace_back(py::reinterpret_borrow<py::object>(dtype),
+                         parse_dtype(name.cast<std::string>()));
+  }
+}
+
+std::optional<Dtype> PlainTensors::dtype_of(py::handle tensor) const {
+  const py::object dtype = attribute(tensor, names().dtype);
+  for (const auto& [known, type] : dtypes_) {
+    if (dtype.is(known)) return type;
+  }
+  return std::nullopt;
+}
+
+bool PlainTensors::is_own_class(py::handle tensor) const {
+  const PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
+  return std::ranges::any_of(classes_,
+                             [type](const py::handle& each) { return each.ptr() == type; });
+}
+
+// As the table's: all but the storage, and whether numbers are negated.
+std::optional<TensorView> PlainTensors::by_attributes(py::handle tensor) const {
+  const bool is_dense = attribute(tensor, names().is_cpu).ptr() == Py_True &&
+                        attribute(tensor, names().layout).is(strided_) &&
+                        call(tensor, names().is_contiguous).ptr() == Py_True;
+  const std::optional<Dtype> dtype = is_dense ? dtype_of(tensor) : std::nullopt;
+  if (!dtype) return std::nullopt;
+  TensorView view{nullptr, *dtype, lengths_of(tensor), {}};
+  view.data = reinterpret_cast<std::byte*>(number(call(tensor, names().data_ptr)));
+  return view;
+}
+
+std::optional<TensorView> PlainTensors::view(py::handle tensor) const {
+  if (!is_own_class(tensor)) return std::nullopt;
+  std::optional<TensorView> view = table_.is_there() ? table_.read(tensor) : by_attributes(tensor);
+  if (!view || call(tensor, names().is_neg).ptr() != Py_False) return std::nullopt;
+  const auto address = reinterpret_cast<uintptr_t>(view->data);
+  if (address % dtype_bytes(view->dtype) != 0) return std::nullopt;
+  view->strides = row_major(view->shape);
+  if (view->numel() == 0) return view;
+  const uint64_t needed =
+      (number(call(tensor, names().storage_offset)) + view->numel()) * dtype_bytes(view->dtype);
+  const py::object storage = call(tensor, names().untyped_storage);
+  const bool is_held = address != 0 && number(call(storage, names().nbytes)) >= needed;
+  return is_held ? std::move(view) : std::nullopt;
+}
+
+void bind_plain_tensors(py::module_& module) {
+  py::class_<PlainTensors>(module, "PlainTensors")
+      .def(py::init<const py::tuple&, const py::dict&, py::object, py::handle>(),
+           py::arg("classes"), py::arg("dtypes"), py::kw_only(), py::arg("strided"),
+           py::arg("table") = py::none())
+      .def(
+          "view", [](const PlainTensors& plain, py::handle tensor) { return plain.view(tensor); },
+          py::arg("tensor"), "A view, or None; see bindings/plain_tensors.h.");
+}
+
+}  // namespace cxl_offload::bindings
