@@ -1,14 +1,16 @@
 """How close CPU Adam comes to the memory's speed, and to its peers.
 
-    python -m benchmarks.bench_adam [--numel 50e6] [--rounds 15] [--json out.json] [--plot out.png]
+    python -m benchmarks.bench_adam [--numel 50e6] [--rounds 15] [--models small gpt2]
+        [--json out.json] [--plot out.png]
 
 For every combination of types: the bound (the same streams, each read once and written back where
 the optimizer writes, without its arithmetic; the best of several prefetch distances), this
 package, DeepSpeedCPUAdam where DeepSpeed is installed, and torch's fused AdamW. Every contender
 first takes three steps on a small tensor that are compared with fp64. Then they take turns, in a
-rotating order, and a sample is taken again when something else ran on the CPUs meanwhile. Reported
-are medians, the speed as a share of the bound (bound's time / contender's time, in pairs of one
-round), and 95 % bootstrap intervals. All figures are measured. At the end stand the bars (bars.py),
+rotating order, and a sample is taken again when something else ran on the CPUs meanwhile. Steps of
+the parameters of whole models in fp32 (adam_models.py) stand beside the same peers. Reported are
+medians, the speed as a share of the bound (bound's time / contender's time, in pairs of one round),
+and 95 % bootstrap intervals. All figures are measured. At the end stand the bars (bars.py),
 which the lower ends of the intervals have to reach.
 
 On a machine that is busy with other work `--clock cpu` compares CPU seconds a thread instead of
@@ -33,6 +35,7 @@ import numpy as np
 import torch
 
 import cxl_offload
+from benchmarks.adam_models import MODELS, SHORT, model_makers, run_model, show_model
 from benchmarks.adam_report import Case, Result, plot, show
 from benchmarks.bars import bars_of, print_bars
 from benchmarks.measurements import check_plot, commit, processor
@@ -234,6 +237,7 @@ def contenders(case: Case) -> dict[str, tuple[Callable[..., torch.optim.Optimize
 
 def run_case(case: Case, args: argparse.Namespace, sampler: Sampler) -> list[Result]:
     makers = contenders(case)
+    print(f"measuring {case.name}: {args.rounds} rounds of {len(makers) + 1}", flush=True)
     for name, (make, _) in makers.items():
         check_against_fp64(name, make, case)
     sets = {huge: tensors(args.numel, case, huge=huge) for huge in (True, False)}
@@ -255,6 +259,19 @@ def run_case(case: Case, args: argparse.Namespace, sampler: Sampler) -> list[Res
         for name in names[turn:] + names[:turn]:
             samples[name].append(sampler.sample(steps[name]))
     return evaluate(case, args.numel, {name: np.array(values) for name, values in samples.items()})
+
+
+def run_named_model(name: str, args: argparse.Namespace, sampler: Sampler) -> dict[str, Any]:
+    wall = args.clock == "wall"
+
+    def sample(step: Callable[[], Any]) -> float:
+        return sampler.sample(timed(step) if wall else cpu_timed(step, args.threads))
+
+    print(f"measuring the model {name}", flush=True)
+    made = model_makers(SETTINGS, args.threads, deepspeed=has_deepspeed())
+    found = run_model(MODELS[name], made, args.rounds * SHORT.get(name, 1), sample)
+    show_model(name, found)
+    return found
 
 
 def evaluate(case: Case, numel: int, samples: dict[str, np.ndarray]) -> list[Result]:
@@ -289,6 +306,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=len(_C.allowed_cpus()))
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--tries", type=int, default=12, help="for a sample without other work")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", type=Path)
@@ -314,6 +332,7 @@ def main() -> int:
     for name in args.cases:
         all_results[name] = run_case(CASES[name], args, sampler)
         show(CASES[name], all_results[name])
+    models = {name: run_named_model(name, args, sampler) for name in args.models}
     end = os.getloadavg()
     print(f"\nload average {begin[0]:.1f} before, {end[0]:.1f} after; {sampler.rejected} samples")
     print(f"rejected because of other work, {sampler.loud} kept in spite of it")
@@ -323,6 +342,7 @@ def main() -> int:
         "commit": commit(), "torch": torch.__version__, "load_average": [begin, end],
         "rejected": sampler.rejected, "loud": sampler.loud,
         "cases": {name: [asdict(r) for r in results] for name, results in all_results.items()},
+        "models": models,
     }  # fmt: skip
     good = print_bars([*bars_of("adam", report)])
     if args.json:

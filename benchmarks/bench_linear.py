@@ -8,12 +8,14 @@ Several layers' weights lie in transparent huge pages, more bytes than the cache
 round them; the first call of a turn is not timed. For each type: the bound (the weights read once
 by pinned threads, csrc/probe), this package with x in the weights' type (``--x`` where that is no
 float type of 16 bits or more), the same calls where all outputs have the weights of the first one,
-which stay in the first cache, and torch's linear where torch multiplies that type. Every contender
-is first compared with float64; then they take turns in a rotating order. Reported are medians in
-GB/s of weights, the share of the bound, the share of the roofline (the longer of reading and of
-the instructions alone, as these loops have them), the speed-up over torch, and 95 % bootstrap
-intervals of the paired ratios. All figures are measured. At the end stand the bars (bars.py), which
-the lower ends of the intervals have to reach.
+which stay in the first cache, and torch's linear where torch multiplies that type; and how fast the
+threads add products to sums in registers by the same instructions. Every contender is first
+compared with float64; then they take turns in a rotating order. Reported are medians in GB/s of
+weights, what the products alone allow at most among them, the share of the bound, the share of the
+roofline (the longer of reading and of the instructions alone, as these loops have them), the
+speed-up over torch, and 95 % bootstrap intervals of the paired ratios. All figures are measured. At
+the end stand the bars (bars.py), which the lower ends of the intervals have to reach; of a bar that
+is missed they say when reading or products alone take longer than it allows.
 
 On a machine that is busy with other work `--clock cpu` takes CPU seconds a thread instead of wall
 time, which leaves out the time in which others had the CPUs but not what they took of the memory's
@@ -41,6 +43,8 @@ from benchmarks.measurements import describe_machine, paired_ratio, write_json
 from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight, int4_quantized
 from cxl_offload.ops.linear import linear
+from cxl_offload.ops.threads import team_for
+from cxl_offload.ops.view import tensor_view
 from cxl_offload.profile.operators.ring import ring_bytes
 
 FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -112,6 +116,7 @@ CHOOSING_CALLS = 40
 """Calls of a shape in which the kernel finds the faster way to read; they are not timed."""
 
 CACHED = "this, weights in the first cache"
+PRODUCTS = "products of registers"
 
 Call = Callable[[Layer], Any]
 
@@ -173,6 +178,23 @@ class Clock:
         return total / self._calls
 
 
+def seconds_of_products(
+    x: torch.Tensor, layer: Layer, args: argparse.Namespace
+) -> Callable[[], float]:
+    """What the products of a layer take if nothing is read; 0 where that is not known."""
+    weight = layer.weight.codes if isinstance(layer.weight, Int4Weight) else layer.weight
+    groups = layer.weight.groups_view() if isinstance(layer.weight, Int4Weight) else None
+    views = tensor_view(x, "x"), tensor_view(weight, "weight", dtypes=(weight.dtype,))
+    team = team_for(args.threads)
+    count = x.shape[0] * args.outputs * args.width
+
+    def seconds() -> float:
+        rate = _C.linear_products_per_s(*views, team, groups=groups, isa=args.isa)
+        return count / rate if rate else 0.0
+
+    return seconds
+
+
 def contenders(name: str, x: torch.Tensor, args: argparse.Namespace) -> dict[str, Call]:
     made: dict[str, Call] = {
         "this": lambda layer: linear(
@@ -199,6 +221,7 @@ def measure(
     steps: dict[str, Callable[[], float]] = {
         "read bound": clock.bound,
         CACHED: lambda: clock.seconds(lambda _: calls["this"](cached)),
+        PRODUCTS: seconds_of_products(x, layers[0], args),
     }
     for contender, call in calls.items():
         steps[contender] = lambda call=call: clock.seconds(call)  # type: ignore[misc]
@@ -215,22 +238,29 @@ def report(name: str, rows: int, nbytes: int, samples: dict[str, list[float]]) -
     bound, ours = samples["read bound"], samples["this"]
     share = paired_ratio(bound, ours)
     roofline = paired_ratio([*map(max, bound, samples[CACHED])], ours)
+    products = samples[PRODUCTS]
+    least = [*map(max, bound, products)]
+    allowed = nbytes / float(np.median(products)) if all(products) else None
     row: dict[str, Any] = {
         "weights": name,
         "rows": rows,
         "bytes_per_s": nbytes / float(np.median(ours)),
         "bound_bytes_per_s": nbytes / float(np.median(bound)),
         "cached_bytes_per_s": nbytes / float(np.median(samples[CACHED])),
+        "products_bytes_per_s": allowed,
+        "most_of_bound": paired_ratio(bound, least).median,
         "of_bound": asdict(share),
         "of_roofline": asdict(roofline),
         "samples_s": samples,
     }
     text = f"{name:6}{rows:5}{row['bytes_per_s'] / 1e9:8.1f}{row['bound_bytes_per_s'] / 1e9:8.1f}"
     text += f"{row['cached_bytes_per_s'] / 1e9:8.1f}"
+    text += f"{'-':>10}" if allowed is None else f"{allowed / 1e9:10.1f}"
     text += "".join(f"  {of.median:.2f} [{of.low:.2f}, {of.high:.2f}]" for of in (share, roofline))
     if "torch" in samples:
         ahead = paired_ratio(samples["torch"], ours)
         row["over_torch"] = asdict(ahead)
+        row["most_over_torch"] = paired_ratio(samples["torch"], least).median
         text += f"{ahead.median:10.2f} [{ahead.low:.2f}, {ahead.high:.2f}]"
     print(text, flush=True)
     return row
@@ -267,7 +297,8 @@ def main() -> int:
     machine = describe_machine()
     print(f"measured, {args.clock} clock: {machine['processor']}, {args.threads} threads, ", end="")
     print(f"{args.outputs} x {args.width}, commit {machine['commit']}")
-    print("weights rows    GB/s   bound  cached  of the bound       of the roofline    over torch")
+    print("weights rows    GB/s   bound  cached  products", end="")
+    print("  of the bound       of the roofline    over torch")
     cases = []
     for name in args.weights:
         layers = make_layers(name, args)

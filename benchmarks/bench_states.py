@@ -144,6 +144,7 @@ def main() -> int:
             print(f"{name}: does not run here: {str(error).splitlines()[0][:120]}")
     samples: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
+    print(f"measuring {args.rounds} rounds of {len(names)}", flush=True)
     for number in range(args.rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:

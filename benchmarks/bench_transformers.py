@@ -283,12 +283,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
     document: dict[str, Any] = {"machine": describe_machine(), "kind": "measured"}
     document["options"] = {name: str(value) for name, value in vars(args).items()}
-    document |= {kind: [] for kind in sources}
+    document |= {kind: [] for kind in sources} | {"wrong": {}}
     try:
         for kind, source in sources.items():
-            for row in source:
-                document[kind].append(row)
-                print(f"  measured: {kind} {list(row.items())[:3]}", flush=True)
+            try:
+                for row in source:
+                    document[kind].append(row)
+                    print(f"  measured: {kind} {list(row.items())[:3]}", flush=True)
+            except SystemExit as wrong:  # what others measured before and after it stands
+                print(f"{kind}: {wrong}", flush=True)
+                document[kind], document["wrong"][kind] = [], str(wrong)
     except KeyboardInterrupt:
         print("interrupted: the rows below are those that were whole", flush=True)
     return document
@@ -305,6 +309,9 @@ def main() -> None:
     met = print_bars(bars(document, args.heads))
     if args.json is not None:
         write_json(args.json, document)
+    if document["wrong"]:
+        print(f"\nno rows of {', '.join(document['wrong'])}, because something was wrong")
+        raise SystemExit(2)
     if not met:
         raise SystemExit(1)
 

@@ -118,8 +118,10 @@ def _check(stock: LlamaForCausalLM, ours: LlamaForCausalLM) -> None:
     ids = random_ids(2, 40)
     with torch.no_grad():
         found, expected = (each(ids, use_cache=False).logits for each in (ours, stock))
-    if not torch.allclose(found, expected, rtol=0.05, atol=0.05):
-        raise SystemExit("wrong: logits from the far tier are not those from the disk")
+    # Sums of bfloat16 are rounded in another order; what is wrong is off by about its own size.
+    off = float((found - expected).float().norm() / expected.float().norm())
+    if not off < 0.05:
+        raise SystemExit(f"wrong: logits from the far tier are off by {off:.2g} from the disk's")
 
 
 def _row(

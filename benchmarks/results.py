@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Document = Mapping[str, Any]
@@ -29,6 +29,9 @@ class Row:
     ratio, low, high
         Speed of this package over that of ``beside``: above 1 it is faster. The median, and the
         95 % interval; ``low`` and ``high`` are ``None`` where a benchmark has no interval.
+    most
+        What the ratio can be at most, because the memory is read and numbers are multiplied no
+        faster; ``None`` where nothing was measured that says so.
     """
 
     benchmark: str
@@ -37,6 +40,7 @@ class Row:
     ratio: float
     low: float | None = None
     high: float | None = None
+    most: float | None = None
 
     @property
     def of_bound(self) -> bool:
@@ -123,6 +127,10 @@ def _adam(document: Document) -> Iterator[Row]:
             elif found["name"] == "cxl_offload":
                 ratio = [found[name] for name in ("of_bound", "of_bound_low", "of_bound_high")]
                 yield _row("adam", case, "memory's bound", ratio)
+    for name, found in document.get("models", {}).items():
+        case = f"fp32, a model's {found['tensors']} tensors ({name})"
+        for peer, ratio in found["times_as_fast"].items():
+            yield _row("adam", case, peer, ratio)
 
 
 def _states(document: Document) -> Iterator[Row]:
@@ -154,10 +162,12 @@ def _attention(document: Document) -> Iterator[Row]:
 def _linear(document: Document) -> Iterator[Row]:
     for found in document["cases"]:
         case = f"{found['weights']}, {found['rows']} rows"
-        yield _row("linear", case, "read bound", found["of_bound"])
+        row = _row("linear", case, "read bound", found["of_bound"])
+        yield replace(row, most=found.get("most_of_bound"))
         yield _row("linear", case, "roofline", found["of_roofline"])
         if "over_torch" in found:
-            yield _row("linear", case, "torch", found["over_torch"])
+            row = _row("linear", case, "torch", found["over_torch"])
+            yield replace(row, most=found.get("most_over_torch"))
 
 
 def _copy(document: Document) -> Iterator[Row]:

@@ -81,7 +81,7 @@ def test_linear_layers_are_asked_beside_the_bound_and_torch() -> None:
 
 def test_states_are_asked_beside_the_bound_and_every_peer() -> None:
     ratio = [1.5, 1.35, 1.6]
-    document = {"of_bound": [0.9, 0.84, 1.0]}
+    document: dict[str, Any] = {"of_bound": [0.9, 0.84, 1.0]}
     document |= {"times_as_fast": dict.fromkeys(("bound, 8 bit", *bench_states.CONTENDERS), ratio)}
     expected = {"8 bit, beside memory's bound": (0.85, False)}
     for pages in ("", ", huge pages"):
@@ -110,6 +110,15 @@ def test_adam_is_asked_beside_the_better_of_deepspeed_and_torch() -> None:
     }
     told = asked("adam", document(slow, (huge, 1.1, 1.05), (fused, 1.0, 0.98)))
     assert told[f"fp32, beside the fastest peer, {fused}"] == (0.99, False)
+
+
+def test_a_model_is_asked_beside_its_fastest_peer_only() -> None:
+    ratios = {"torch AdamW fused": [1.2, 1.1, 1.3], "DeepSpeedCPUAdam": [1.0, 0.98, 1.1]}
+    document = {"cases": {}, "models": {"small": {"tensors": 52, "times_as_fast": ratios}}}
+    case = "fp32, a model's 52 tensors (small)"
+    assert asked("adam", document) == {
+        f"{case}, beside the fastest peer, DeepSpeedCPUAdam": (0.99, False)
+    }
 
 
 def flexgen(*cases: str, low: float, beside: float | None = None) -> Any:
@@ -225,7 +234,10 @@ SMALL: dict[str, tuple[Any, list[str]]] = {
         ["--batch", "1", "--heads", "2", "--seq", "40", "--dim", "64", "--dtypes", "fp16"],
     ),
     "states": (bench_states, ["--numel", "8192", "--tries", "1"]),
-    "adam": (bench_adam, ["--numel", "8192", "--tries", "1", "--cases", "fp32"]),
+    "adam": (
+        bench_adam,
+        ["--numel", "8192", "--tries", "1", "--cases", "fp32", "--models", "small"],
+    ),
 }
 """Of a run of a moment."""
 
@@ -254,4 +266,6 @@ def test_a_benchmark_prints_its_bars_and_ends_with_its_verdict(
         monkeypatch.setitem(bars.ASKED, name, (Asked(".*", ".*bound", least),))
         assert module.main() == status
         told = capsys.readouterr().out
-        assert re.search(rf"beside .*bound \| {least:g} by the lower end .* \| {verdict} \|", told)
+        assert re.search(
+            rf"beside .*bound \| {least:g} by the lower end .* \| {verdict}[;|\s]", told
+        )

@@ -81,6 +81,7 @@ def test_a_package_without_its_library_is_left_out_with_a_reason(
     (tmp_path / "llama_cpp").mkdir()
     (tmp_path / "llama_cpp" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)  # where the package is installed
     monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
     reason = ggml_attention.why_not(made(torch.float16)[1])
     assert "libggml.so" in reason

@@ -30,6 +30,14 @@ def test_bars_are_printed_with_the_worst_first(capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_a_missed_bar_that_no_product_allows_says_so() -> None:
+    ratio = Ratio(0.5, 0.4, 0.6)
+    verdict = "| MISSED; reading and products alone allow 0.70 |"
+    assert str(Bar("a", ratio, 0.85, most=0.7)).endswith(verdict)
+    assert str(Bar("a", ratio, 0.85, most=0.9)).endswith("| MISSED |")
+    assert str(Bar("a", ratio, 0.3, most=0.2)).endswith("| met |")
+
+
 def test_without_bars_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert print_bars([])
     assert capsys.readouterr().out == ""

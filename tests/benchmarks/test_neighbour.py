@@ -57,7 +57,8 @@ def test_neighbour_works_in_its_blocks_only() -> None:
         did = neighbour.describe()
         assert neighbour.bytes_copied > SMALL
         assert did["copied_bytes_per_s"] == neighbour.bytes_copied / neighbour.seconds
-        assert 0 < did["cpu_share"] <= 1.2  # the two clocks of a virtual machine differ a little
+        # Of one CPU; the two clocks of a virtual machine differ a little.
+        assert 0 < did["cpu_share"] <= 1.5
         rested = cpu_s(neighbour.pid)
         time.sleep(0.3)
         assert cpu_s(neighbour.pid) - rested < 0.05

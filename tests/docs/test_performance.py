@@ -126,7 +126,7 @@ def test_a_benchmark_without_figures_and_a_busy_machine_are_named(document: Any)
     changed["runs"][0]["rows"] = []
     changed["runs"][1]["quiet_before"] = False
     told = run_all.tables(changed)["run"]
-    assert f"| run, but without figures | {changed['runs'][0]['benchmark']} |" in told
+    assert f"| failed | {changed['runs'][0]['benchmark']} |" in told
     busy = next(line for line in told.splitlines() if line.startswith("| not quiet before"))
     assert changed["runs"][1]["benchmark"] in busy
 
@@ -163,9 +163,26 @@ def test_a_run_of_all_benchmarks_says_that_none_is_missing(document: Any) -> Non
 
 
 def test_a_benchmark_that_missed_a_bar_is_named(document: Any) -> None:
-    assert line_of(document, "status other than 0") == ["none"]
+    assert line_of(document, "missed a bar") == line_of(document, "failed") == ["none"]
     document["runs"][0]["status"] = 1
-    assert line_of(document, "status other than 0") == ["linear"]
+    assert line_of(document, "missed a bar") == ["linear"]
+    assert line_of(document, "failed") == ["none"]
+
+
+@pytest.mark.parametrize("status", [2, -9, 139, "no such file"])
+def test_a_benchmark_that_failed_has_not_missed_a_bar(document: Any, status: object) -> None:
+    document["runs"][0]["status"] = status
+    assert line_of(document, "failed") == ["linear"]
+    assert line_of(document, "missed a bar") == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "told"),
+    [(0.85, "0.85"), (0.994, "0.99"), (0.998, "0.998"), (0.99996, "0.99996"), (1.0, "1.00")],
+)
+def test_what_is_slower_does_not_read_as_equal(document: Any, ratio: float, told: str) -> None:
+    document["runs"][0]["rows"][1] |= {"ratio": ratio, "low": ratio, "high": ratio}
+    assert f"| {told} | {told} to {told} |" in "".join(run_all.tables(document).values())
 
 
 def with_metadata(folder: Path, number: str) -> None:

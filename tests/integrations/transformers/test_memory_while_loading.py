@@ -101,7 +101,7 @@ def measured(model: str, ours: bool, dtype: str = "auto", small: str = "") -> di
     }
 
 
-def plain(folder: Path, layers: int = 12) -> dict[str, Any]:
+def plain(folder: Path, layers: int) -> dict[str, Any]:
     llama(layers).save_pretrained(folder)
     return {"model": str(folder)}
 
@@ -205,10 +205,14 @@ def test_weights_are_put_together_in_their_place(
 def test_peak_from_load_to_the_last_token_is_two_percent_over_the_placement_at_most(
     doubled: bool, tmp_path: Path, measure: Measure
 ) -> None:
-    """The control keeps 6 of 120 MiB of weights in ordinary memory once more."""
+    """The control keeps 6 of 240 MiB of weights in ordinary memory once more.
+
+    About 1 MiB is taken once, whatever the model: of half of the layers that would be most of the
+    2 %, and some 100 KiB more, as another kernel takes, would fail the test.
+    """
     (tmp_path / "small").mkdir()
     (tmp_path / "large").mkdir()
     small = plain(tmp_path / "small", 1)["model"]
-    found = measure(**plain(tmp_path / "large"), small=small, doubled=doubled)
-    assert found["placed"] > 120e6
+    found = measure(**plain(tmp_path / "large", 24), small=small, doubled=doubled)
+    assert found["placed"] > 240e6
     assert (found["beside"] <= 0.02 * found["placed"]) is not doubled, found
