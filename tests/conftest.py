@@ -6,9 +6,11 @@ import collections
 import functools
 import gc
 import os
+import random
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -30,6 +32,10 @@ LEFT_OUT = "NOT RUN"
 
 LEFT_OUT_FILE = os.environ.get("CXL_OFFLOAD_LEFT_OUT_FILE")
 """Where it is said too, a line for each run of pytest: CI reads it for its last lines."""
+
+SEED = os.environ.get("CXL_OFFLOAD_TEST_SEED", "0")
+"""Random numbers of a test depend on this and its name alone, so that one that failed fails again.
+A tolerance that only holds for most numbers is found by running the tests with other seeds."""
 
 # A shell has these ignored in what it starts in the background, and so they would be in every
 # program that a test starts and interrupts.
@@ -182,10 +188,16 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Leaves out the tests that are left when the time of the run is over."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leaves out the tests that are left when the time of the run is over; seeds the others."""
     if time.time() > TESTS_UNTIL:
         pytest.skip(f"{LEFT_OUT}: the time that CXL_OFFLOAD_TESTS_UNTIL gives is over")
+    seed = zlib.crc32(f"{SEED} {item.nodeid}".encode())
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

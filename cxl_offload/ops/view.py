@@ -38,7 +38,7 @@ PLAIN = _C.PlainTensors(
     strided=torch.strided,
     table=getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),
 )
-"""Makes views of contiguous tensors of torch's own classes, and of nothing that
+"""Makes views of contiguous tensors of torch's own classes, and of nothing with an element that
 :func:`tensor_view` would refuse."""
 
 
