@@ -575,6 +575,25 @@ class Updates:
     def __init__(self, updates: Sequence[Update]) -> None: ...
     def __len__(self) -> int: ...
 
+@final
+class PlainStep:
+    @property
+    def updates(self) -> Updates: ...
+    @property
+    def written(self) -> list[Any]: ...
+    def count(self) -> None: ...
+
+def plain_step(
+    plain: PlainTensors,
+    states: Mapping[Any, dict[str, Any]],
+    given: Sequence[tuple[Any, dict[str, Any], Any]],
+    rule: Callable[[dict[str, Any], int], AdamRule | AdagradRule | LionRule],
+    *,
+    names: Sequence[str],
+    scale_names: Sequence[str],
+    seed: int | None,
+    is_exact: bool,
+) -> PlainStep | None: ...
 def plain_updates(plain: PlainTensors, rows: Sequence[tuple[Any, ...]]) -> Updates | None: ...
 def run_updates(
     updates: Updates | list[Update],

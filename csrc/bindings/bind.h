@@ -90,6 +90,7 @@ void bind_linear(pybind11::module_& module);
 void bind_lost(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_norm(pybind11::module_& module);
+void bind_plain_step(pybind11::module_& module);
 void bind_plain_tensors(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
 void bind_replay(pybind11::module_& module);

@@ -1,3 +1,5 @@
+#include "bindings/updates.h"
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -20,12 +22,6 @@ namespace py = pybind11;
 
 using kernels::WorkerTeam;
 using SeedAndStep = std::optional<std::pair<uint64_t, int64_t>>;
-
-// The updates of a call. Python holds them as one object: as many would take longer to hand over
-// than small tensors to update.
-struct Updates {
-  std::vector<kernels::Update> all;
-};
 
 // `copy` is only written. After that a part of it may be lost too.
 void refuse_lost(const std::vector<kernels::Update>& updates, bool is_done) {
@@ -50,46 +46,11 @@ kernels::Update made(kernels::UpdateRule rule, TensorView param, TensorView grad
   return update;
 }
 
-// Reads the tensors of one update into views.
-class Reader {
- public:
-  Reader(const PlainTensors& plain, kernels::Update& update) : plain_(plain), update_(update) {}
-
-  // Returns whether the tensors are plain, of types that updates can have and of one shape.
-  // `row` is a ParamUpdate of cxl_offload/ops/update.py.
-  bool read(const py::tuple& row) {
-    using enum Dtype;
-    const py::object param = row[1], grad = row[2], copy = row[4];
-    const py::sequence states = row[3], scales = row[5];
-    const bool coded = py::len(scales) > 0;
-    if (!one(param, {kFloat32, kBfloat16, kFloat16}, update_.param)) return false;
-    if (!one(grad, {kFloat32, kBfloat16, kFloat16}, update_.grad)) return false;
-    for (const py::handle each : states) {
-      TensorView& state = update_.states.emplace_back();
-      const py::object tensor = each.cast<py::tuple>()[1];
-      const bool fits =
-          coded ? one(tensor, {kUint8}, state) : one(tensor, {kFloat32, kBfloat16}, state);
-      if (!fits || state.shape != update_.param.shape) return false;
-    }
-    for (const py::handle each : scales) {
-      if (!one(each, {kUint8}, update_.scales.emplace_back())) return false;
-    }
-    if (!copy.is_none() && !one(copy, {kBfloat16, kFloat16}, update_.copy.emplace())) return false;
-    return update_.grad.shape == update_.param.shape &&
-           (!update_.copy || update_.copy->shape == update_.param.shape);
-  }
-
- private:
-  bool one(py::handle tensor, std::initializer_list<Dtype> types, TensorView& view) const {
-    std::optional<TensorView> found = plain_.view(tensor);
-    if (!found || std::ranges::find(types, found->dtype) == types.end()) return false;
-    view = std::move(*found);
-    return true;
-  }
-
-  const PlainTensors& plain_;
-  kernels::Update& update_;
-};
+std::vector<py::object> objects_in(const py::sequence& given) {
+  std::vector<py::object> objects;
+  for (const py::handle each : given) objects.push_back(py::reinterpret_borrow<py::object>(each));
+  return objects;
+}
 
 // Returns what cxl_offload/ops/update.py would make of its ParamUpdates one by one; or None, if it
 // has to look at one of them itself.
@@ -98,11 +59,15 @@ std::optional<Updates> plain_updates(const PlainTensors& plain, const py::sequen
   updates.all.reserve(py::len(rows));
   for (const py::handle each : rows) {
     const auto row = each.cast<py::tuple>();
+    // A ParamUpdate of cxl_offload/ops/update.py.
     kernels::Update& update = updates.all.emplace_back();
     update.rule = row[0].cast<kernels::UpdateRule>();
     const auto rounding = row[6].cast<SeedAndStep>();
     if (rounding) update.rounding = kernels::Rounding{rounding->first, rounding->second};
-    if (!Reader(plain, update).read(row)) return std::nullopt;
+    std::vector<py::object> states;
+    for (const py::handle state : row[3]) states.push_back(state.cast<py::tuple>()[1]);
+    const UpdateTensors tensors{row[1], row[2], states, objects_in(row[5]), row[4]};
+    if (!tensors.read(plain, update)) return std::nullopt;
   }
   return updates;
 }
@@ -123,6 +88,31 @@ void run_all(const Updates& given, WorkerTeam& team, const std::string& isa,
 }
 
 }  // namespace
+
+bool UpdateTensors::read(const PlainTensors& plain, kernels::Update& update) const {
+  using enum Dtype;
+  const auto one = [&](const py::object& tensor, std::initializer_list<Dtype> types,
+                       TensorView& view) {
+    std::optional<TensorView> found = plain.view(tensor);
+    if (!found || std::ranges::find(types, found->dtype) == types.end()) return false;
+    view = std::move(*found);
+    return true;
+  };
+  if (!one(param, {kFloat32, kBfloat16, kFloat16}, update.param)) return false;
+  if (!one(grad, {kFloat32, kBfloat16, kFloat16}, update.grad)) return false;
+  for (const py::object& each : states) {
+    TensorView& state = update.states.emplace_back();
+    const bool fits =
+        scales.empty() ? one(each, {kFloat32, kBfloat16}, state) : one(each, {kUint8}, state);
+    if (!fits || state.shape != update.param.shape) return false;
+  }
+  for (const py::object& each : scales) {
+    if (!one(each, {kUint8}, update.scales.emplace_back())) return false;
+  }
+  if (!copy.is_none() && !one(copy, {kBfloat16, kFloat16}, update.copy.emplace())) return false;
+  return update.grad.shape == update.param.shape &&
+         (!update.copy || update.copy->shape == update.param.shape);
+}
 
 void bind_updates(py::module_& module) {
   py::class_<kernels::Update>(module, "Update")

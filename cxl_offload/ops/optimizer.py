@@ -9,7 +9,9 @@ from typing import Any, ClassVar, cast, overload
 
 import torch
 
+from cxl_offload import _C
 from cxl_offload.memory import Pages, PolicyLike, Session
+from cxl_offload.memory.copies import any_copies
 from cxl_offload.ops.checkpoint import read_states
 from cxl_offload.ops.late_clip import LateClip, check_norm
 from cxl_offload.ops.lost import naming, tensors_of
@@ -25,8 +27,16 @@ from cxl_offload.ops.state_options import (
 )
 from cxl_offload.ops.step_counts import StepCounts, next_step, step_count
 from cxl_offload.ops.threads import Threads, check_threads
-from cxl_offload.ops.update import Given, GivenPart, ParamUpdate, UpdateRule, check_copies, run
-from cxl_offload.ops.view import local_tensor, untraced
+from cxl_offload.ops.update import (
+    Given,
+    GivenPart,
+    ParamUpdate,
+    UpdateRule,
+    check_copies,
+    run,
+    run_plain,
+)
+from cxl_offload.ops.view import PLAIN, local_tensor, untraced
 from cxl_offload.renamed import renamed_attribute
 
 
@@ -293,6 +303,39 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
 
     def update(self, given: Sequence[Given], grad_scale: float) -> None:
         """One call of the kernels for all, and their steps counted with it."""
+        with naming(lambda: tensors_of(self.param_groups, self._updates(given, grad_scale)[0])):
+            plain = self._plain_step(given, grad_scale)
+            if plain is not None:
+                run_plain(plain, threads=self.threads)
+                return
+            updates, then = self._updates(given, grad_scale)
+            run(updates, threads=self.threads, then=then)
+
+    def _plain_step(self, given: Sequence[Given], grad_scale: float) -> _C.PlainStep | None:
+        """What :meth:`_updates` says, where the core can read it all by itself: of tensors that are
+        ordinary ones, whose states are made and which no backward began to update."""
+        if self.early_updates is not None or any_copies():
+            return None
+        names = self.state_names
+        scale_names: tuple[str, ...] = ()
+        if self.in_codes:
+            names = tuple(name + CODES for name in self.state_names)
+            scale_names = tuple(name + SCALES for name in self.state_names)
+        return _C.plain_step(
+            PLAIN,
+            self.state,
+            given,
+            lambda group, step: self._signed_rule(group, step, grad_scale),
+            names=names,
+            scale_names=scale_names,
+            seed=self.rounding_seed,
+            is_exact=self.state_dtype is torch.float32,
+        )
+
+    def _updates(
+        self, given: Sequence[Given], grad_scale: float
+    ) -> tuple[list[ParamUpdate], list[Callable[[], object]]]:
+        """The updates of a step, and what is to be called when all are made."""
         counts = StepCounts()
         updates = []
         then = []
@@ -310,8 +353,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
             else:
                 updates += self.early_updates.left_of(param, whole)
                 then.append(self.early_updates.forgetting(param))
-        with naming(lambda: tensors_of(self.param_groups, updates)):
-            run(updates, threads=self.threads, then=[*counts.setting(), *then])
+        return updates, [*counts.setting(), *then]
 
     def update_parts(self, given: Sequence[GivenPart]) -> None:
         """Updates elements before the step of their parameter, which updates the others."""

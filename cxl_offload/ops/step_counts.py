@@ -50,6 +50,7 @@ def _holds_steps(held: torch.Tensor) -> bool:
         type(held) is torch.Tensor
         and held.dtype in _COUNTING
         and held.is_cpu
+        and not held.is_neg()
         and not held._is_zerotensor()
         and (not held.is_inference() or torch.is_inference_mode_enabled())
     )

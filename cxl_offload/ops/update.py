@@ -10,7 +10,7 @@ import torch
 from cxl_offload import _C
 from cxl_offload.memory.copies import any_copies, has_copies
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
-from cxl_offload.ops.view import PLAIN, tensor_view, touching, untraced
+from cxl_offload.ops.view import PLAIN, tensor_view, touched, touching, untraced
 
 _STATE_DTYPES = (torch.float32, torch.bfloat16)
 _CODED_DTYPES = (torch.uint8,)
@@ -168,7 +168,17 @@ def run(
         copies on several nodes.
     """
     prepared = _prepare(updates)
-    team = team_for(threads)
     written = [tensor for update in updates for tensor in update.written()]
-    calls = [touching(written), *then]
-    _C.run_updates(prepared, team, isa=isa or "", kernel=kernel_for(team), then=calls)
+    _run(prepared, threads, isa=isa or "", then=[touching(written), *then])
+
+
+def run_plain(step: _C.PlainStep, *, threads: Threads) -> None:
+    """As :func:`run`, of what the core has read by itself; steps are counted too."""
+    _run(step.updates, threads, isa="", then=[touched(step.written), step.count])
+
+
+def _run(
+    updates: _C.Updates, threads: Threads, *, isa: str, then: Sequence[Callable[[], object]]
+) -> None:
+    team = team_for(threads)
+    _C.run_updates(updates, team, isa=isa, kernel=kernel_for(team), then=then)

@@ -237,8 +237,12 @@ def touching(tensors: Iterable[torch.Tensor]) -> Callable[[], object]:
 
     In-place operators of torch do the same. Signals are not checked meanwhile.
     """
-    written = [tensor for tensor in tensors if not tensor.is_inference()]
-    return functools.partial(cast("Any", torch._C)._increment_version, written)
+    return touched([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+def touched(tensors: list[torch.Tensor]) -> Callable[[], object]:
+    """The same of tensors none of which was made for inference."""
+    return functools.partial(cast("Any", torch._C)._increment_version, tensors)
 
 
 def touch(*tensors: torch.Tensor) -> None:

@@ -1,0 +1,157 @@
+#include "bindings/plain_step.h"
+
+#include <pybind11/stl.h>
+
+#include <memory>
+
+#include "bindings/bind.h"
+
+namespace cxl_offload::bindings {
+namespace {
+
+namespace py = pybind11;
+
+// Steps beyond are left to Python, which says what is wrong with them.
+constexpr float kMostSteps = 0x1p62f;
+
+py::object item_of(const py::object& dict, const py::handle& name) {
+  PyObject* found = PyDict_GetItemWithError(dict.ptr(), name.ptr());
+  if (found == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return py::reinterpret_borrow<py::object>(found);  // may be null
+}
+
+bool add_items(const py::object& dict, const std::vector<py::str>& names,
+               std::vector<py::object>& items) {
+  for (const py::str& name : names) {
+    if (!items.emplace_back(item_of(dict, name))) return false;
+  }
+  return true;
+}
+
+// For the names of torch's attributes; made once, since Python compares such strings by address.
+struct StepNames {
+  PyObject* grad = PyUnicode_InternFromString("grad");
+  PyObject* step = PyUnicode_InternFromString("step");
+  PyObject* is_inference = PyUnicode_InternFromString("is_inference");
+};
+
+const StepNames& step_names() {
+  static const StepNames all;
+  return all;
+}
+
+py::object checked(PyObject* made) {
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
+}
+
+bool is_for_inference(const py::object& tensor) {
+  const py::object said =
+      checked(PyObject_CallMethodNoArgs(tensor.ptr(), step_names().is_inference));
+  return said.ptr() == Py_True;
+}
+
+// Returns where a step is counted, or null if Python has to look at it.
+float* counter_of(const PlainTensors& plain, const py::object& held) {
+  const std::optional<TensorView> view = plain.view(held);
+  if (!view || view->dtype != Dtype::kFloat32 || view->numel() != 1) return nullptr;
+  if (is_for_inference(held)) return nullptr;
+  return reinterpret_cast<float*>(view->data);
+}
+
+}  // namespace
+
+const kernels::UpdateRule& PlainStep::rule_of(const StepSettings& settings, const py::object& group,
+                                              int64_t step) {
+  const std::pair key(group.ptr(), step);
+  const auto known = rules_.find(key);
+  if (known != rules_.end()) return known->second;
+  return rules_.emplace(key, settings.rule(group, step).cast<kernels::UpdateRule>()).first->second;
+}
+
+void PlainStep::note_written(const py::object& tensor) {
+  if (!is_for_inference(tensor)) written_.append(tensor);
+}
+
+void PlainStep::keep(const UpdateTensors& tensors) {
+  kept_.push_back(tensors.param);
+  kept_.push_back(tensors.grad);
+  note_written(tensors.param);
+  for (const auto* several : {&tensors.states, &tensors.scales}) {
+    for (const py::object& each : *several) {
+      kept_.push_back(each);
+      note_written(each);
+    }
+  }
+  if (!tensors.copy.is_none()) {
+    kept_.push_back(tensors.copy);
+    note_written(tensors.copy);
+  }
+}
+
+bool PlainStep::add(const PlainTensors& plain, const StepSettings& settings, const StepOfOne& one) {
+  const py::object held = item_of(one.state, step_names().step);
+  UpdateTensors tensors{
+      one.param, checked(PyObject_GetAttr(one.param.ptr(), step_names().grad)), {}, {}, one.copy};
+  if (!held || !add_items(one.state, settings.names, tensors.states) ||
+      !add_items(one.state, settings.scale_names, tensors.scales)) {
+    return false;
+  }
+  float* value = counter_of(plain, held);
+  if (value == nullptr || !(*value >= 0 && *value < kMostSteps)) return false;
+  const int64_t step = static_cast<int64_t>(*value) + 1;
+  kernels::Update& update = updates_.all.emplace_back();
+  update.rule = rule_of(settings, one.group, step);
+  if (!tensors.read(plain, update)) return false;
+  const bool is_rounded = !settings.is_exact || update.param.dtype != Dtype::kFloat32;
+  if (settings.seed && is_rounded) update.rounding = kernels::Rounding{*settings.seed, step};
+  keep(tensors);
+  kept_.push_back(held);
+  written_.append(held);
+  steps_.push_back({value, step});
+  return true;
+}
+
+void PlainStep::count() const {
+  for (const Counted& each : steps_) *each.value = static_cast<float>(each.step);
+}
+
+namespace {
+
+std::unique_ptr<PlainStep> plain_step(const PlainTensors& plain, const py::object& states,
+                                      const py::sequence& given, const StepSettings& settings) {
+  if (PyDict_Check(states.ptr()) == 0) return nullptr;
+  auto step = std::make_unique<PlainStep>();
+  for (const py::handle each : given) {
+    const auto row = each.cast<py::tuple>();
+    const StepOfOne one{row[0], row[1], row[2], item_of(states, row[0])};
+    if (!one.state || PyDict_Check(one.state.ptr()) == 0) return nullptr;
+    if (!step->add(plain, settings, one)) return nullptr;
+  }
+  return step;
+}
+
+}  // namespace
+
+void bind_plain_step(py::module_& module) {
+  py::class_<PlainStep>(module, "PlainStep")
+      .def_property_readonly(
+          "updates", [](const PlainStep& step) -> const Updates& { return step.updates(); },
+          py::return_value_policy::reference_internal)
+      .def_property_readonly("written", [](const PlainStep& step) { return step.written(); })
+      .def("count", &PlainStep::count);
+  module.def(
+      "plain_step",
+      [](const PlainTensors& plain, const py::object& states, const py::sequence& given,
+         py::function rule, std::vector<py::str> names, std::vector<py::str> scale_names,
+         std::optional<uint64_t> seed, bool is_exact) {
+        return plain_step(
+            plain, states, given,
+            {std::move(names), std::move(scale_names), std::move(rule), seed, is_exact});
+      },
+      py::arg("plain"), py::arg("states"), py::arg("given"), py::arg("rule"), py::kw_only(),
+      py::arg("names"), py::arg("scale_names"), py::arg("seed"), py::arg("is_exact"),
+      "The step of parameters that are all plain, or None; see bindings/plain_step.h.");
+}
+
+}  // namespace cxl_offload::bindings

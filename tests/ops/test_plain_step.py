@@ -1,0 +1,209 @@
+"""Steps that the core reads from torch in one call, and what it leaves to Python."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from cxl_offload import CPUAdam
+from cxl_offload.ops.adagrad import CPUAdagrad
+from cxl_offload.ops.lion import CPULion
+from cxl_offload.ops.optimizer import OnePassOptimizer
+
+from .tensors import bits
+
+Params = list[torch.nn.Parameter]
+
+CHOICES: dict[str, tuple[type[OnePassOptimizer], torch.dtype, dict[str, Any]]] = {
+    "adam": (CPUAdam, torch.float32, {}),
+    "adam uphill": (CPUAdam, torch.float32, {"maximize": True, "weight_decay": 0.1}),
+    "adam bf16": (CPUAdam, torch.bfloat16, {"state_dtype": torch.bfloat16}),
+    "adam bf16 at random": (
+        CPUAdam,
+        torch.bfloat16,
+        {"state_dtype": torch.bfloat16, "rounding_seed": 7},
+    ),
+    "adam float32 with a seed": (CPUAdam, torch.float32, {"rounding_seed": 7}),
+    "adam codes": (CPUAdam, torch.float32, {"state_dtype": torch.uint8}),
+    "adagrad": (CPUAdagrad, torch.float16, {}),
+    "lion": (CPULion, torch.float32, {}),
+    "lion codes": (CPULion, torch.bfloat16, {"state_dtype": torch.uint8}),
+}
+choices = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+
+
+def _made(choice: tuple[type[OnePassOptimizer], torch.dtype, dict[str, Any]]) -> OnePassOptimizer:
+    kind, dtype, options = choice
+    source = torch.Generator().manual_seed(3)
+    params = [
+        torch.nn.Parameter(torch.randn(shape, generator=source).to(dtype))
+        for shape in ((5, 3), (300,), (), (0,), (2, 64, 2))
+    ]
+    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.5}]
+    return kind(groups, lr=0.01, **options)  # type: ignore[call-arg]
+
+
+def _params(optimizer: OnePassOptimizer) -> Params:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _give_gradients(optimizer: OnePassOptimizer, turn: int) -> None:
+    source = torch.Generator().manual_seed(turn)
+    for at, param in enumerate(_params(optimizer)):
+        grad = torch.randn(param.shape, generator=source).to(param.dtype)
+        param.grad = grad if turn >= at % 3 else None  # some begin later
+
+
+def _everything(optimizer: OnePassOptimizer) -> list[bytes]:
+    found = []
+    for param in _params(optimizer):
+        states = optimizer.state[param]
+        found += [bits(param.detach()), *(bits(states[name]) for name in sorted(states))]
+    return found
+
+
+class _Counting:
+    """Counts the steps that the core read by itself; ``refused``: it is not asked."""
+
+    def __init__(self, optimizer: OnePassOptimizer, *, refused: bool = False) -> None:
+        self.read = 0
+        self.asked = 0
+        plainly = optimizer._plain_step
+
+        def counted(given: Sequence[Any], grad_scale: float) -> Any:
+            self.asked += 1
+            step = None if refused else plainly(given, grad_scale)
+            self.read += step is not None
+            return step
+
+        optimizer._plain_step = counted  # type: ignore[method-assign]
+
+
+@choices
+def test_both_ways_come_to_the_same_bits(
+    choice: tuple[type[OnePassOptimizer], torch.dtype, dict[str, Any]],
+) -> None:
+    by_core, by_python = _made(choice), _made(choice)
+    core, python = _Counting(by_core), _Counting(by_python, refused=True)
+    for turn in range(6):
+        for optimizer in (by_core, by_python):
+            _give_gradients(optimizer, turn)
+            optimizer.step(grad_scale=0.5)
+    assert _everything(by_core) == _everything(by_python)
+    # In the first three steps some parameter has no states yet.
+    assert (core.asked, core.read) == (6, 3)
+    assert (python.asked, python.read) == (6, 0)
+
+
+def test_copies_are_written_by_the_core_too() -> None:
+    by_core, by_python = _made(CHOICES["adam"]), _made(CHOICES["adam"])
+    core = _Counting(by_core)
+    _Counting(by_python, refused=True)
+    kept = []
+    for optimizer in (by_core, by_python):
+        copies = {
+            param: torch.empty(param.shape, dtype=torch.bfloat16) for param in _params(optimizer)
+        }
+        for turn in (3, 4):
+            _give_gradients(optimizer, turn)
+            optimizer.step(low_precision_copies=copies)
+        kept.append([bits(copy) for copy in copies.values()])
+    assert kept[0] == kept[1]
+    assert core.read == 1
+
+
+def test_what_is_written_has_a_new_version_and_nothing_else_has() -> None:
+    optimizer = _made(CHOICES["adam"])
+    for turn in (3, 4):
+        _give_gradients(optimizer, turn)
+        optimizer.step()
+    _give_gradients(optimizer, 5)
+    core = _Counting(optimizer)
+    written = [each for param in _params(optimizer) for each in optimizer.state[param].values()]
+    written += _params(optimizer)
+    grads = [param.grad for param in _params(optimizer) if param.grad is not None]
+    before = [tensor._version for tensor in written]
+    others = [tensor._version for tensor in grads]
+    optimizer.step()
+    assert core.read == 1
+    assert [tensor._version for tensor in written] == [version + 1 for version in before]
+    assert [tensor._version for tensor in grads] == others
+
+
+def _one_after_two_steps(value: object) -> CPUAdam:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = CPUAdam([param], lr=0.1)
+    for _ in range(2):
+        param.grad = torch.ones(4)
+        optimizer.step()
+    optimizer.state[param]["step"] = value
+    return optimizer
+
+
+LEFT_TO_PYTHON: dict[str, Callable[[], object]] = {
+    "a number": lambda: 2,
+    "a double": lambda: torch.tensor(2.0, dtype=torch.float64),
+    "an integer": lambda: torch.tensor(2),
+    "for inference": lambda: torch.inference_mode()(torch.tensor)(2.0),
+    "a view that is negated": lambda: torch._neg_view(torch.tensor(-2.0)),
+}
+
+
+@pytest.mark.parametrize("made", LEFT_TO_PYTHON.values(), ids=LEFT_TO_PYTHON.keys())
+def test_steps_that_the_core_does_not_count_are_counted_by_python(
+    made: Callable[[], object],
+) -> None:
+    optimizer = _one_after_two_steps(made())
+    (param,) = _params(optimizer)
+    core = _Counting(optimizer)
+    optimizer.step()
+    assert core.read == 0
+    assert int(optimizer.state[param]["step"]) == 3
+    expected = _one_after_two_steps(torch.tensor(2.0))
+    expected.step()
+    assert bits(param.detach()) == bits(_params(expected)[0].detach())
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1.0, float("inf"), 2.0**63])
+def test_a_count_that_is_none_is_refused_and_nothing_is_written(value: float) -> None:
+    optimizer = _one_after_two_steps(torch.tensor(value))
+    before = _everything(optimizer)
+    with pytest.raises(ValueError, match="it must be a whole number of steps"):
+        optimizer.step()
+    assert _everything(optimizer) == before
+
+
+def test_an_error_of_a_later_parameter_leaves_all_as_they_were() -> None:
+    optimizer = _made(CHOICES["adam"])
+    for turn in (3, 4):
+        _give_gradients(optimizer, turn)
+        optimizer.step()
+    _give_gradients(optimizer, 5)
+    last = _params(optimizer)[-1]
+    optimizer.state[last]["exp_avg"] = torch.zeros(3)
+    before = _everything(optimizer)
+    with pytest.raises(ValueError, match="exp_avg has shape"):
+        optimizer.step()
+    assert _everything(optimizer) == before
+
+
+def test_tensors_live_until_the_step_that_read_them_has_gone() -> None:
+    optimizer = _made(CHOICES["adam"])
+    for turn in (3, 4):
+        _give_gradients(optimizer, turn)
+        optimizer.step()
+    _give_gradients(optimizer, 5)
+    given = [(param, group, None) for group in optimizer.param_groups for param in group["params"]]
+    step = optimizer._plain_step(given, 1.0)
+    assert step is not None
+    param = _params(optimizer)[0]
+    assert param.grad is not None
+    grad = weakref.ref(param.grad)
+    param.grad = None
+    assert grad() is not None
+    del step
+    assert grad() is None
