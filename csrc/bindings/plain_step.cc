@@ -45,7 +45,7 @@ py::object checked(PyObject* made) {
   return py::reinterpret_steal<py::object>(made);
 }
 
-bool is_for_inference(const py::object& tensor) {
+bool is_for_inference(const py::handle& tensor) {
   const py::object said =
       checked(PyObject_CallMethodNoArgs(tensor.ptr(), step_names().is_inference));
   return said.ptr() == Py_True;
@@ -55,7 +55,6 @@ bool is_for_inference(const py::object& tensor) {
 float* counter_of(const PlainTensors& plain, const py::object& held) {
   const std::optional<TensorView> view = plain.view(held);
   if (!view || view->dtype != Dtype::kFloat32 || view->numel() != 1) return nullptr;
-  if (is_for_inference(held)) return nullptr;
   return reinterpret_cast<float*>(view->data);
 }
 
@@ -67,26 +66,6 @@ const kernels::UpdateRule& PlainStep::rule_of(const StepSettings& settings, cons
   const auto known = rules_.find(key);
   if (known != rules_.end()) return known->second;
   return rules_.emplace(key, settings.rule(group, step).cast<kernels::UpdateRule>()).first->second;
-}
-
-void PlainStep::note_written(const py::object& tensor) {
-  if (!is_for_inference(tensor)) written_.append(tensor);
-}
-
-void PlainStep::keep(const UpdateTensors& tensors) {
-  kept_.push_back(tensors.param);
-  kept_.push_back(tensors.grad);
-  note_written(tensors.param);
-  for (const auto* several : {&tensors.states, &tensors.scales}) {
-    for (const py::object& each : *several) {
-      kept_.push_back(each);
-      note_written(each);
-    }
-  }
-  if (!tensors.copy.is_none()) {
-    kept_.push_back(tensors.copy);
-    note_written(tensors.copy);
-  }
 }
 
 bool PlainStep::add(const PlainTensors& plain, const StepSettings& settings, const StepOfOne& one) {
@@ -105,15 +84,27 @@ bool PlainStep::add(const PlainTensors& plain, const StepSettings& settings, con
   if (!tensors.read(plain, update)) return false;
   const bool is_rounded = !settings.is_exact || update.param.dtype != Dtype::kFloat32;
   if (settings.seed && is_rounded) update.rounding = kernels::Rounding{*settings.seed, step};
-  keep(tensors);
-  kept_.push_back(held);
+  grads_.push_back(std::move(tensors.grad));
   written_.append(held);
+  written_.append(tensors.param);
+  for (const py::object& each : tensors.states) written_.append(each);
+  for (const py::object& each : tensors.scales) written_.append(each);
+  if (!tensors.copy.is_none()) written_.append(tensors.copy);
   steps_.push_back({value, step});
   return true;
 }
 
-void PlainStep::count() const {
+void PlainStep::finish(const py::function& increment) const {
   for (const Counted& each : steps_) *each.value = static_cast<float>(each.step);
+  try {
+    increment(written_);
+  } catch (py::error_already_set&) {  // tensors made for inference have no versions
+    py::list others;
+    for (const py::handle each : written_) {
+      if (!is_for_inference(each)) others.append(each);
+    }
+    increment(others);
+  }
 }
 
 namespace {
@@ -122,6 +113,7 @@ std::unique_ptr<PlainStep> plain_step(const PlainTensors& plain, const py::objec
                                       const py::sequence& given, const StepSettings& settings) {
   if (PyDict_Check(states.ptr()) == 0) return nullptr;
   auto step = std::make_unique<PlainStep>();
+  step->reserve(py::len(given));
   for (const py::handle each : given) {
     const auto row = each.cast<py::tuple>();
     const StepOfOne one{row[0], row[1], row[2], item_of(states, row[0])};
@@ -138,8 +130,8 @@ void bind_plain_step(py::module_& module) {
       .def_property_readonly(
           "updates", [](const PlainStep& step) -> const Updates& { return step.updates(); },
           py::return_value_policy::reference_internal)
-      .def_property_readonly("written", [](const PlainStep& step) { return step.written(); })
-      .def("count", &PlainStep::count);
+      .def("finish", &PlainStep::finish, py::arg("increment"),
+           "Counts the steps, and calls torch's function of what was written.");
   module.def(
       "plain_step",
       [](const PlainTensors& plain, const py::object& states, const py::sequence& given,

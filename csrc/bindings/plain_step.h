@@ -35,17 +35,17 @@ struct StepOfOne {
 
 class PlainStep {
  public:
+  void reserve(size_t params) { updates_.all.reserve(params); }
+
   // Adds the update of a parameter. Returns false, and the whole is good for nothing then, if its
   // tensors are not plain, or its state has not all of them and a `step` of float32 that can be
   // counted on. Throws what `rule` does.
   bool add(const PlainTensors& plain, const StepSettings& settings, const StepOfOne& one);
 
   const Updates& updates() const { return updates_; }
-  // The tensors that change, steps among them, but for those made for inference, which have no
-  // versions.
-  const pybind11::list& written() const { return written_; }
-  // Writes to each step that there is one more.
-  void count() const;
+  // Writes to each step that there is one more, and tells autograd of all tensors that changed.
+  // `increment` is torch's function that does so for a list of them.
+  void finish(const pybind11::function& increment) const;
 
  private:
   struct Counted {
@@ -55,13 +55,12 @@ class PlainStep {
 
   const kernels::UpdateRule& rule_of(const StepSettings& settings, const pybind11::object& group,
                                      int64_t step);
-  void keep(const UpdateTensors& tensors);
-  void note_written(const pybind11::object& tensor);
 
   Updates updates_;
   std::vector<Counted> steps_;
   std::map<std::pair<PyObject*, int64_t>, kernels::UpdateRule> rules_;
-  std::vector<pybind11::object> kept_;  // so that nothing is freed while the kernels run
+  // Both keep what the kernels read and write.
+  std::vector<pybind11::object> grads_;
   pybind11::list written_;
 };
 

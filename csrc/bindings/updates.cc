@@ -100,6 +100,7 @@ bool UpdateTensors::read(const PlainTensors& plain, kernels::Update& update) con
   };
   if (!one(param, {kFloat32, kBfloat16, kFloat16}, update.param)) return false;
   if (!one(grad, {kFloat32, kBfloat16, kFloat16}, update.grad)) return false;
+  update.states.reserve(states.size());
   for (const py::object& each : states) {
     TensorView& state = update.states.emplace_back();
     const bool fits =

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from cxl_offload import _C
 from cxl_offload.memory.copies import any_copies, has_copies
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
-from cxl_offload.ops.view import PLAIN, tensor_view, touched, touching, untraced
+from cxl_offload.ops.view import INCREMENT_VERSION, PLAIN, tensor_view, touching, untraced
 
 _STATE_DTYPES = (torch.float32, torch.bfloat16)
 _CODED_DTYPES = (torch.uint8,)
@@ -174,7 +175,7 @@ def run(
 
 def run_plain(step: _C.PlainStep, *, threads: Threads) -> None:
     """As :func:`run`, of what the core has read by itself; steps are counted too."""
-    _run(step.updates, threads, isa="", then=[touched(step.written), step.count])
+    _run(step.updates, threads, isa="", then=[functools.partial(step.finish, INCREMENT_VERSION)])
 
 
 def _run(

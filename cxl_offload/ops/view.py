@@ -42,6 +42,10 @@ PLAIN = _C.PlainTensors(
 :func:`tensor_view` would refuse."""
 
 
+INCREMENT_VERSION: Callable[[list[torch.Tensor]], object] = cast("Any", torch._C)._increment_version
+"""Tells autograd that tensors were written; fails for those made for inference."""
+
+
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a distributed tensor; any other tensor itself."""
     if not hasattr(tensor, "to_local"):
@@ -237,12 +241,8 @@ def touching(tensors: Iterable[torch.Tensor]) -> Callable[[], object]:
 
     In-place operators of torch do the same. Signals are not checked meanwhile.
     """
-    return touched([tensor for tensor in tensors if not tensor.is_inference()])
-
-
-def touched(tensors: list[torch.Tensor]) -> Callable[[], object]:
-    """The same of tensors none of which was made for inference."""
-    return functools.partial(cast("Any", torch._C)._increment_version, tensors)
+    written = [tensor for tensor in tensors if not tensor.is_inference()]
+    return functools.partial(INCREMENT_VERSION, written)
 
 
 def touch(*tensors: torch.Tensor) -> None:

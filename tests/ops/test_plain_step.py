@@ -148,7 +148,6 @@ LEFT_TO_PYTHON: dict[str, Callable[[], object]] = {
     "a number": lambda: 2,
     "a double": lambda: torch.tensor(2.0, dtype=torch.float64),
     "an integer": lambda: torch.tensor(2),
-    "for inference": lambda: torch.inference_mode()(torch.tensor)(2.0),
     "a view that is negated": lambda: torch._neg_view(torch.tensor(-2.0)),
 }
 
@@ -163,6 +162,24 @@ def test_steps_that_the_core_does_not_count_are_counted_by_python(
     optimizer.step()
     assert core.read == 0
     assert int(optimizer.state[param]["step"]) == 3
+    expected = _one_after_two_steps(torch.tensor(2.0))
+    expected.step()
+    assert bits(param.detach()) == bits(_params(expected)[0].detach())
+
+
+def test_tensors_made_for_inference_are_written_like_others() -> None:
+    """They have no versions, so torch refuses to count one more."""
+    optimizer = _one_after_two_steps(torch.inference_mode()(torch.tensor)(2.0))
+    (param,) = _params(optimizer)
+    with torch.inference_mode():
+        optimizer.state[param]["exp_avg"] = optimizer.state[param]["exp_avg"].clone()
+    versions = param._version, optimizer.state[param]["exp_avg_sq"]._version
+    core = _Counting(optimizer)
+    optimizer.step()
+    assert core.read == 1
+    assert int(optimizer.state[param]["step"]) == 3
+    assert param._version > versions[0]
+    assert optimizer.state[param]["exp_avg_sq"]._version > versions[1]
     expected = _one_after_two_steps(torch.tensor(2.0))
     expected.step()
     assert bits(param.detach()) == bits(_params(expected)[0].detach())
