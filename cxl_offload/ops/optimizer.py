@@ -313,8 +313,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
 
     def _plain_step(self, given: Sequence[Given], grad_scale: float) -> _C.PlainStep | None:
         """What :meth:`_updates` says, where the core can read it all by itself: of tensors that are
-        ordinary ones, whose states are made and which no backward began to update."""
-        if self.early_updates is not None or any_copies():
+        ordinary ones, whose states are made and of which no part was updated before."""
+        if any_copies() or (self.early_updates is not None and self.early_updates.has_parts()):
             return None
         names = self.state_names
         scale_names: tuple[str, ...] = ()

@@ -167,6 +167,10 @@ class EarlyUpdates:
             self._waiting_parts.append(((param, group, begin, end), ready))
             self._running.append(self._thread.submit(self._run_parts))
 
+    def has_parts(self) -> bool:
+        """Whether parts of some parameter arrived, so that not all of it is left to a step."""
+        return bool(self._parts)
+
     def left_of(self, param: torch.Tensor, update: ParamUpdate) -> list[ParamUpdate]:
         """What the step has to update of a parameter: what did not arrive before."""
         arrived = sorted(self._parts.get(param, ()))

@@ -224,3 +224,17 @@ def test_tensors_live_until_the_step_that_read_them_has_gone() -> None:
     assert grad() is not None
     del step
     assert grad() is None
+
+
+def test_whole_gradients_that_arrive_in_the_backward_are_read_by_the_core() -> None:
+    params = [torch.nn.Parameter(torch.randn(7)) for _ in range(3)]
+    theirs = [torch.nn.Parameter(param.detach().clone()) for param in params]
+    early, late = CPUAdam(params, lr=0.1, overlap=True), CPUAdam(theirs, lr=0.1)
+    core = _Counting(early)
+    for _ in range(3):
+        for optimizer in (early, late):
+            optimizer.zero_grad()
+            torch.cat(_params(optimizer)).square().sum().backward()
+            optimizer.step()
+    assert core.read == core.asked >= 6
+    assert [bits(param.detach()) for param in params] == [bits(each.detach()) for each in theirs]
