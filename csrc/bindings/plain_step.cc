@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <cmath>
 #include <memory>
 
 #include "bindings/bind.h"
@@ -52,8 +53,8 @@ bool is_for_inference(const py::handle& tensor) {
 }
 
 // Returns where a step is counted, or null if Python has to look at it.
-float* counter_of(const PlainTensors& plain, const py::object& held) {
-  const std::optional<TensorView> view = plain.view(held);
+float* counter_of(const PlainTensors& plain, const py::object& held, py::object& storage) {
+  const std::optional<TensorView> view = plain.view(held, &storage);
   if (!view || view->dtype != Dtype::kFloat32 || view->numel() != 1) return nullptr;
   return reinterpret_cast<float*>(view->data);
 }
@@ -76,12 +77,13 @@ bool PlainStep::add(const PlainTensors& plain, const StepSettings& settings, con
       !add_items(one.state, settings.scale_names, tensors.scales)) {
     return false;
   }
-  float* value = counter_of(plain, held);
+  float* value = counter_of(plain, held, updates_.storages.emplace_back());
   if (value == nullptr || !(*value >= 0 && *value < kMostSteps)) return false;
+  if (*value != std::floor(*value)) return false;
   const int64_t step = static_cast<int64_t>(*value) + 1;
   kernels::Update& update = updates_.all.emplace_back();
   update.rule = rule_of(settings, one.group, step);
-  if (!tensors.read(plain, update)) return false;
+  if (!tensors.read(plain, update, updates_.storages)) return false;
   const bool is_rounded = !settings.is_exact || update.param.dtype != Dtype::kFloat32;
   if (settings.seed && is_rounded) update.rounding = kernels::Rounding{*settings.seed, step};
   grads_.push_back(std::move(tensors.grad));
@@ -91,6 +93,8 @@ bool PlainStep::add(const PlainTensors& plain, const StepSettings& settings, con
   for (const py::object& each : tensors.scales) written_.append(each);
   if (!tensors.copy.is_none()) written_.append(tensors.copy);
   steps_.push_back({value, step});
+  const auto address = reinterpret_cast<uintptr_t>(value);
+  updates_.counts.push_back({address, address + sizeof(float)});
   return true;
 }
 
@@ -117,7 +121,8 @@ std::unique_ptr<PlainStep> plain_step(const PlainTensors& plain, const py::objec
   for (const py::handle each : given) {
     const auto row = each.cast<py::tuple>();
     const StepOfOne one{row[0], row[1], row[2], item_of(states, row[0])};
-    if (!one.state || PyDict_Check(one.state.ptr()) == 0) return nullptr;
+    // A class of its own may have other values than its dict.
+    if (!one.state || PyDict_CheckExact(one.state.ptr()) == 0) return nullptr;
     if (!step->add(plain, settings, one)) return nullptr;
   }
   return step;

@@ -107,7 +107,7 @@ std::optional<TensorView> PlainTensors::by_attributes(py::handle tensor) const {
   return view;
 }
 
-std::optional<TensorView> PlainTensors::view(py::handle tensor) const {
+std::optional<TensorView> PlainTensors::view(py::handle tensor, py::object* kept) const {
   if (!is_own_class(tensor)) return std::nullopt;
   std::optional<TensorView> view = table_.is_there() ? table_.read(tensor) : by_attributes(tensor);
   if (!view || call(tensor, names().is_neg).ptr() != Py_False) return std::nullopt;
@@ -117,9 +117,11 @@ std::optional<TensorView> PlainTensors::view(py::handle tensor) const {
   if (view->numel() == 0) return view;
   const uint64_t needed =
       (number(call(tensor, names().storage_offset)) + view->numel()) * dtype_bytes(view->dtype);
-  const py::object storage = call(tensor, names().untyped_storage);
+  py::object storage = call(tensor, names().untyped_storage);
   const bool is_held = address != 0 && number(call(storage, names().nbytes)) >= needed;
-  return is_held ? std::move(view) : std::nullopt;
+  if (!is_held) return std::nullopt;
+  if (kept != nullptr) *kept = std::move(storage);
+  return view;
 }
 
 void bind_plain_tensors(py::module_& module) {

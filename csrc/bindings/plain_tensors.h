@@ -23,8 +23,9 @@ class PlainTensors {
                pybind11::object strided, pybind11::handle table);
 
   // Returns a view of a contiguous tensor in host memory, all of it in its storage. Empty for any
-  // other object. Throws what torch does.
-  std::optional<TensorView> view(pybind11::handle tensor) const;
+  // other object. Throws what torch does. `storage`, if given, receives what keeps the memory.
+  std::optional<TensorView> view(pybind11::handle tensor,
+                                 pybind11::object* storage = nullptr) const;
 
  private:
   std::optional<Dtype> dtype_of(pybind11::handle tensor) const;

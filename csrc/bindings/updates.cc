@@ -24,9 +24,10 @@ using kernels::WorkerTeam;
 using SeedAndStep = std::optional<std::pair<uint64_t, int64_t>>;
 
 // `copy` is only written. After that a part of it may be lost too.
-void refuse_lost(const std::vector<kernels::Update>& updates, bool is_done) {
+void refuse_lost(const Updates& given, bool is_done) {
+  const std::vector<kernels::Update>& updates = given.all;
   check_memory([&](LostParts& lost) {
-    if (!is_done) kernels::check_updates(updates);
+    if (!is_done) kernels::check_updates(updates, given.counts);
     for (const kernels::Update& update : updates) {
       lost.add(update.param);
       lost.add(update.grad);
@@ -67,7 +68,7 @@ std::optional<Updates> plain_updates(const PlainTensors& plain, const py::sequen
     std::vector<py::object> states;
     for (const py::handle state : row[3]) states.push_back(state.cast<py::tuple>()[1]);
     const UpdateTensors tensors{row[1], row[2], states, objects_in(row[5]), row[4]};
-    if (!tensors.read(plain, update)) return std::nullopt;
+    if (!tensors.read(plain, update, updates.storages)) return std::nullopt;
   }
   return updates;
 }
@@ -77,23 +78,25 @@ void run_all(const Updates& given, WorkerTeam& team, const std::string& isa,
   const std::vector<kernels::Update>& updates = given.all;
   {
     const Unlocked released;
-    refuse_lost(updates, false);
+    refuse_lost(given, false);
     for (const kernels::Update& update : updates) {
       if (update.copy) settle(*update.copy);
     }
-    kernels::run_updates(updates, team, {isa.empty() ? best_isa() : parse_isa(isa), kernel.get()});
+    kernels::run_updates(updates, team,
+                         {isa.empty() ? best_isa() : parse_isa(isa), kernel.get(), given.counts});
   }
   for (const py::object& call : then) call();
-  refuse_lost(updates, true);
+  refuse_lost(given, true);
 }
 
 }  // namespace
 
-bool UpdateTensors::read(const PlainTensors& plain, kernels::Update& update) const {
+bool UpdateTensors::read(const PlainTensors& plain, kernels::Update& update,
+                         std::vector<py::object>& storages) const {
   using enum Dtype;
   const auto one = [&](const py::object& tensor, std::initializer_list<Dtype> types,
                        TensorView& view) {
-    std::optional<TensorView> found = plain.view(tensor);
+    std::optional<TensorView> found = plain.view(tensor, &storages.emplace_back());
     if (!found || std::ranges::find(types, found->dtype) == types.end()) return false;
     view = std::move(*found);
     return true;
@@ -125,6 +128,12 @@ void bind_updates(py::module_& module) {
       .def(py::init(
                [](std::vector<kernels::Update> updates) { return Updates{std::move(updates)}; }),
            py::arg("updates"))
+      .def(
+          "count_at",
+          [](Updates& updates, uintptr_t address, size_t bytes) {
+            updates.counts.push_back({address, address + bytes});
+          },
+          py::arg("address"), py::arg("nbytes"), "A step is counted there when all is written.")
       .def("__len__", [](const Updates& updates) { return updates.all.size(); });
   py::implicitly_convertible<py::list, Updates>();
   module.def("plain_updates", plain_updates, py::arg("plain"), py::arg("rows"),

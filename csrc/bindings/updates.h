@@ -8,6 +8,7 @@
 
 #include "bindings/plain_tensors.h"
 #include "kernels/update.h"
+#include "kernels/update_check.h"
 
 namespace cxl_offload::bindings {
 
@@ -15,6 +16,9 @@ namespace cxl_offload::bindings {
 // than small tensors to update.
 struct Updates {
   std::vector<kernels::Update> all;
+  std::vector<kernels::CountRange> counts = {};  // where steps are counted when all is written
+  // Keep the memory where another thread gives a tensor other memory meanwhile.
+  std::vector<pybind11::object> storages = {};
 };
 
 // The tensors of one update. Scales are as many as states where those are codes of 8 bits, else
@@ -26,9 +30,11 @@ struct UpdateTensors {
   std::vector<pybind11::object> scales;
   pybind11::object copy;
 
-  // Puts their views into `update`. Returns false for tensors that are not plain, of types that
-  // updates cannot have, or of several shapes; `update` is good for nothing then.
-  bool read(const PlainTensors& plain, kernels::Update& update) const;
+  // Puts their views into `update`, and what keeps their memory into `storages`. Returns false for
+  // tensors that are not plain, of types that updates cannot have, or of several shapes; `update`
+  // is good for nothing then.
+  bool read(const PlainTensors& plain, kernels::Update& update,
+            std::vector<pybind11::object>& storages) const;
 };
 
 }  // namespace cxl_offload::bindings

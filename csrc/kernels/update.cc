@@ -240,7 +240,7 @@ size_t state_count(const UpdateRule& rule) { return std::holds_alternative<Adam>
 
 void run_updates(const std::vector<Update>& updates, WorkerTeam& team,
                  const UpdateOptions& options) {
-  check_updates(updates);
+  check_updates(updates, options.counts);
   std::vector<Task> tasks;
   tasks.reserve(updates.size());
   size_t total = 0;

@@ -4,6 +4,7 @@
 #ifndef CXL_OFFLOAD_KERNELS_UPDATE_H_
 #define CXL_OFFLOAD_KERNELS_UPDATE_H_
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <variant>
@@ -86,11 +87,20 @@ struct Update {
   std::optional<Rounding> rounding = {};
 };
 
+// Where the caller counts a step when everything is written.
+struct CountRange {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+  auto operator<=>(const CountRange&) const = default;
+};
+
 struct UpdateOptions {
   Isa isa = Isa::kScalar;
   // When the team has several groups, this kernel says where the pages are, so that each group
   // works on the bytes of its own node first. With null the work is taken in order.
   const os::Kernel* kernel = nullptr;
+  // Updates may share one, but no view may be there.
+  std::vector<CountRange> counts = {};
 };
 
 // Throws InvalidArgument, before anything is written, for views that do not fit each other, a

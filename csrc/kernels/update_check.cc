@@ -193,9 +193,9 @@ void check_rule(const UpdateRule& rule) {
       rule);
 }
 
-void check_updates(const std::vector<Update>& updates) {
+void check_updates(const std::vector<Update>& updates, std::vector<CountRange> counts) {
   std::vector<Range> ranges;
-  ranges.reserve(updates.size() * 7);
+  ranges.reserve(updates.size() * 7 + counts.size());
   for (const Update& update : updates) {
     check_rule(update.rule);
     check_view(update.param, "the parameter", update.param.numel());
@@ -207,6 +207,11 @@ void check_updates(const std::vector<Update>& updates) {
     for (const TensorView& state : update.states) add_range(state, true, "a state", ranges);
     for (const TensorView& each : update.scales) add_range(each, true, "scales of a state", ranges);
     if (update.copy) add_range(*update.copy, true, "a low-precision copy", ranges);
+  }
+  std::ranges::sort(counts);
+  counts.erase(std::ranges::unique(counts).begin(), counts.end());
+  for (const CountRange& each : counts) {
+    ranges.push_back({each.begin, each.end, true, "the count of a step"});
   }
   check_overlaps(std::move(ranges));
 }

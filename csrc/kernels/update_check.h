@@ -10,8 +10,9 @@ namespace cxl_offload::kernels {
 
 // Throws InvalidArgument for a setting outside of its range.
 void check_rule(const UpdateRule& rule);
-// Throws InvalidArgument; see run_updates().
-void check_updates(const std::vector<Update>& updates);
+// Throws InvalidArgument; see run_updates(). `counts` are where steps are counted, which several
+// parameters may share; nothing else may be there.
+void check_updates(const std::vector<Update>& updates, std::vector<CountRange> counts = {});
 
 }  // namespace cxl_offload::kernels
 

@@ -303,13 +303,15 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
 
     def update(self, given: Sequence[Given], grad_scale: float) -> None:
         """One call of the kernels for all, and their steps counted with it."""
-        with naming(lambda: tensors_of(self.param_groups, self._updates(given, grad_scale)[0])):
+        with naming(lambda: self._named(given)):
             plain = self._plain_step(given, grad_scale)
             if plain is not None:
                 run_plain(plain, threads=self.threads)
                 return
-            updates, then = self._updates(given, grad_scale)
-            run(updates, threads=self.threads, then=then)
+            counts = StepCounts()
+            updates, then = self._updates(given, grad_scale, counts)
+            then = [*counts.setting(), *then]
+            run(updates, threads=self.threads, then=then, counts=counts.places())
 
     def _plain_step(self, given: Sequence[Given], grad_scale: float) -> _C.PlainStep | None:
         """What :meth:`_updates` says, where the core can read it all by itself: of tensors that are
@@ -332,11 +334,15 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
             is_exact=self.state_dtype is torch.float32,
         )
 
+    def _named(self, given: Sequence[Given]) -> Iterator[tuple[str, torch.Tensor]]:
+        """All that a step reads and writes, by names for people."""
+        return tensors_of(self.param_groups, self._updates(given, 1.0, StepCounts())[0])
+
     def _updates(
-        self, given: Sequence[Given], grad_scale: float
+        self, given: Sequence[Given], grad_scale: float, counts: StepCounts
     ) -> tuple[list[ParamUpdate], list[Callable[[], object]]]:
-        """The updates of a step, and what is to be called when all are made."""
-        counts = StepCounts()
+        """The updates of a step, and what else is to be called when all are made; notes in
+        ``counts`` what is to be counted then."""
         updates = []
         then = []
         rules: dict[tuple[int, int], UpdateRule] = {}  # one for all parameters of a group, mostly
@@ -353,7 +359,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
             else:
                 updates += self.early_updates.left_of(param, whole)
                 then.append(self.early_updates.forgetting(param))
-        return updates, [*counts.setting(), *then]
+        return updates, then
 
     def update_parts(self, given: Sequence[GivenPart]) -> None:
         """Updates elements before the step of their parameter, which updates the others."""

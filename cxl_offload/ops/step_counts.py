@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cxl_offload.memory.bounds import quoted
+from cxl_offload.memory.bounds import check_bounds, quoted
 
 _MOST_STEPS = 2**63
 """The core counts in 64 bits."""
@@ -30,13 +30,18 @@ def next_step(state: Mapping[str, Any], param: torch.Tensor) -> int:
     Raises
     ------
     ValueError
-        Its count is none; names the shape of the parameter.
+        Its count is none, which names the shape of the parameter; or its storage was resized.
     """
+    held = state["step"]
+    if _has_storage(held):
+        check_bounds(held, "a step")
     try:
-        step = int(state["step"]) + 1
+        value = held.item() if isinstance(held, torch.Tensor) else held
+        step = int(value) + 1
+        is_whole = step - 1 == value
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        step = 0
-    if not 0 < step < _MOST_STEPS:
+        step, is_whole = 0, False
+    if not (is_whole and 0 < step < _MOST_STEPS):
         raise ValueError(
             f"the states of a parameter of shape {tuple(param.shape)} have a step of "
             f"{quoted(state['step'])}; it must be a whole number of steps"
@@ -44,14 +49,25 @@ def next_step(state: Mapping[str, Any], param: torch.Tensor) -> int:
     return step
 
 
+def _has_storage(held: object) -> bool:
+    """Whether torch reads it from memory without a look at how long that is."""
+    return (
+        isinstance(held, torch.Tensor)
+        and type(held) in (torch.Tensor, torch.nn.Parameter)
+        and held.is_cpu
+        and held.layout is torch.strided
+        and not held._is_zerotensor()
+        and not torch._is_functional_tensor(held)
+    )
+
+
 def _holds_steps(held: torch.Tensor) -> bool:
     """Whether writing a step to it can neither fail nor lose something."""
     return (
         type(held) is torch.Tensor
         and held.dtype in _COUNTING
-        and held.is_cpu
+        and _has_storage(held)
         and not held.is_neg()
-        and not held._is_zerotensor()
         and (not held.is_inference() or torch.is_inference_mode_enabled())
     )
 
@@ -74,6 +90,12 @@ class StepCounts:
         else:
             made = step_count(step)
             self._replacing.append(functools.partial(state.__setitem__, "step", made))
+
+    def places(self) -> list[tuple[int, int]]:
+        """Address and bytes of each tensor that is written in place."""
+        return [
+            (held.data_ptr(), held.nbytes) for several in self._tensors.values() for held in several
+        ]
 
     def setting(self) -> list[Callable[[], object]]:
         """Built-in functions that set them: no signal's handler runs between two."""

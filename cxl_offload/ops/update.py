@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -148,6 +148,7 @@ def run(
     threads: Threads = None,
     isa: str | None = None,
     then: Sequence[Callable[[], object]] = (),
+    counts: Iterable[tuple[int, int]] = (),
 ) -> None:
     """Runs all updates in one go of the team; nothing is written unless all of them are right.
 
@@ -156,6 +157,8 @@ def run(
     then
         Built-in functions to call when everything is written. Python looks at signals between steps
         of its own code only, so a handler that raises finds both done or neither.
+    counts
+        Address and bytes of what ``then`` writes, where no tensor of the updates may be.
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
     isa
@@ -169,6 +172,8 @@ def run(
         copies on several nodes.
     """
     prepared = _prepare(updates)
+    for address, nbytes in counts:
+        prepared.count_at(address, nbytes)
     written = [tensor for update in updates for tensor in update.written()]
     _run(prepared, threads, isa=isa or "", then=[touching(written), *then])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from cxl_offload import CPUAdam
 from cxl_offload.ops.adagrad import CPUAdagrad
 from cxl_offload.ops.lion import CPULion
 from cxl_offload.ops.optimizer import OnePassOptimizer
+from cxl_offload.ops.update import run_plain
 
 from .tensors import bits
 
@@ -149,6 +150,7 @@ LEFT_TO_PYTHON: dict[str, Callable[[], object]] = {
     "a double": lambda: torch.tensor(2.0, dtype=torch.float64),
     "an integer": lambda: torch.tensor(2),
     "a view that is negated": lambda: torch._neg_view(torch.tensor(-2.0)),
+    "sparse": lambda: torch.tensor(2.0).to_sparse(),
 }
 
 
@@ -185,7 +187,7 @@ def test_tensors_made_for_inference_are_written_like_others() -> None:
     assert bits(param.detach()) == bits(_params(expected)[0].detach())
 
 
-@pytest.mark.parametrize("value", [float("nan"), -1.0, float("inf"), 2.0**63])
+@pytest.mark.parametrize("value", [float("nan"), -1.0, 2.5, float("inf"), 2.0**63])
 def test_a_count_that_is_none_is_refused_and_nothing_is_written(value: float) -> None:
     optimizer = _one_after_two_steps(torch.tensor(value))
     before = _everything(optimizer)
@@ -238,3 +240,89 @@ def test_whole_gradients_that_arrive_in_the_backward_are_read_by_the_core() -> N
             optimizer.step()
     assert core.read == core.asked >= 6
     assert [bits(param.detach()) for param in params] == [bits(each.detach()) for each in theirs]
+
+
+def _shrunk(step: torch.Tensor, nbytes: int) -> torch.Tensor:
+    step.untyped_storage().resize_(nbytes)
+    return step
+
+
+@pytest.mark.parametrize("nbytes", [0, 2])
+def test_a_step_without_its_memory_is_refused_as_other_states_are(nbytes: int) -> None:
+    optimizer = _one_after_two_steps(_shrunk(torch.tensor(2.0), nbytes))
+    (param,) = _params(optimizer)
+    before = bits(param.detach())
+    with pytest.raises(ValueError, match=f"needs 4 bytes of its storage, which has {nbytes}"):
+        optimizer.step()
+    assert bits(param.detach()) == before
+
+
+ALIASES: dict[str, Callable[[CPUAdam], torch.Tensor]] = {
+    "a parameter": lambda optimizer: _params(optimizer)[0].detach(),
+    "a gradient": lambda optimizer: cast("torch.Tensor", _params(optimizer)[0].grad),
+    "a state": lambda optimizer: optimizer.state[_params(optimizer)[0]]["exp_avg"],
+}
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["core", "python"])
+@pytest.mark.parametrize("other", ALIASES.values(), ids=ALIASES.keys())
+def test_a_step_is_not_counted_in_the_memory_of_a_tensor(
+    other: Callable[[CPUAdam], torch.Tensor], refused: bool
+) -> None:
+    optimizer = _one_after_two_steps(torch.tensor(2.0))
+    _Counting(optimizer, refused=refused)
+    tensor = other(optimizer)
+    tensor.fill_(2.0)
+    optimizer.state[_params(optimizer)[0]]["step"] = tensor[3]
+    before = _everything(optimizer)
+    with pytest.raises(ValueError, match="overlaps with"):
+        optimizer.step()
+    assert _everything(optimizer) == before
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["core", "python"])
+def test_parameters_may_share_the_tensor_that_counts_their_steps(refused: bool) -> None:
+    optimizer = _made(CHOICES["adam"])
+    shared = torch.tensor(0.0)
+    for turn in (3, 4, 5):
+        _give_gradients(optimizer, turn)
+        optimizer.step()
+        for param in _params(optimizer):
+            optimizer.state[param]["step"] = shared
+        shared.fill_(turn - 2)
+    core = _Counting(optimizer, refused=refused)
+    optimizer.step()
+    assert shared.item() == 4
+    assert core.read == (not refused)
+
+
+def test_states_of_a_class_of_their_own_are_read_as_that_class_says() -> None:
+    class Other(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            return other if name == "exp_avg" else super().__getitem__(name)
+
+    optimizer = _one_after_two_steps(torch.tensor(2.0))
+    other = torch.zeros(4)
+    (param,) = _params(optimizer)
+    optimizer.state[param] = Other(optimizer.state[param])
+    optimizer.step()
+    assert other[0] != 0
+
+
+def test_memory_that_another_thread_replaces_lives_until_the_step_has_gone() -> None:
+    optimizer = _made(CHOICES["adam"])
+    for turn in (3, 4):
+        _give_gradients(optimizer, turn)
+        optimizer.step()
+    _give_gradients(optimizer, 5)
+    given = [(param, group, None) for group in optimizer.param_groups for param in group["params"]]
+    step = optimizer._plain_step(given, 1.0)
+    assert step is not None
+    param = _params(optimizer)[0]
+    replaced = weakref.ref(param.untyped_storage())
+    param.data = torch.zeros_like(param)
+    assert replaced() is not None
+    run_plain(step, threads=1)
+    assert not param.any()
+    del step
+    assert replaced() is None
