@@ -1,5 +1,8 @@
 """KV offloading of a real ``vllm serve``: none, one tier, two, two that are kept; on CPU.
 
+Two servers have none: what they differ by tells nothing of offloading, and so that much of what the
+others differ by does not either.
+
 Conversations of several turns over a shared prefix, whose KV is several times what the KV cache
 holds; and prompts that never come back, where offloading can only lose. All servers are up at
 once and take turns, round by round, with the same prompts, each after one that is not timed; ratios
@@ -42,6 +45,7 @@ from benchmarks.conditions import Conditions, add_options, conditions_of
 from benchmarks.measurements import check_plot, describe_machine, paired_ratio, write_json
 from benchmarks.neighbour import BESIDE, QUIET, Falls, falls_of, falls_table
 from benchmarks.vllm_cases import (
+    AGAIN,
     BLOCK_TOKENS,
     BYTES_OF,
     GRID,
@@ -54,6 +58,7 @@ from benchmarks.vllm_cases import (
     REUSE,
     TWO,
     TWO_LOADS,
+    WITHOUT,
     Served,
     Setting,
     flags_of,
@@ -97,7 +102,7 @@ def check_answers(servers: dict[str, Server], load: Load, conversations: int) ->
             "of": len(equal),
             "loaded_bytes": report.loaded_bytes,
         }
-        if name != NONE and not report.loaded_bytes:
+        if name not in WITHOUT and not report.loaded_bytes:
             raise SystemExit(f"{name}: nothing was loaded from a tier, so nothing is compared")
         if sum(equal) < LEAST_EQUAL * len(equal):
             raise SystemExit(f"{name}: {sum(equal)} of {len(equal)} answers are as without offload")
@@ -178,7 +183,7 @@ def falls(results: dict[str, dict[str, Any]]) -> dict[str, Falls]:
         f"{load}: {name}": falls_of(seconds(servers[NONE]), seconds(found))
         for load, servers in results.items()
         for name, found in servers.items()
-        if name != NONE
+        if name not in WITHOUT
     }
 
 
@@ -278,15 +283,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--restarts", type=int, default=3, help="of the servers of two tiers")
     parser.add_argument("--layers", type=int, default=Served().layers, help="of the model")
     parser.add_argument("--dtype", choices=tuple(BYTES_OF), default="bfloat16")
-    parser.add_argument("--servers", nargs="+", default=[NONE, ONE, TWO, KEPT])
+    parser.add_argument("--servers", nargs="+", default=[*WITHOUT, ONE, TWO, KEPT])
     add_options(parser)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--from", dest="source", type=Path, help="of an earlier run")
     parser.add_argument("--logs", type=Path, help="keep the servers' output there")
     args = parser.parse_args()
-    if args.servers[0] != NONE or not set(args.servers) <= {NONE, ONE, TWO, KEPT}:
-        parser.error(f"--servers: {NONE!r} first, then any of {ONE!r}, {TWO!r} and {KEPT!r}")
+    others = (AGAIN, ONE, TWO, KEPT)
+    if args.servers[0] != NONE or not set(args.servers[1:]) <= {*others}:
+        parser.error(f"--servers: {NONE!r} first, then any of {', '.join(map(repr, others))}")
     if args.grid and args.plot:
         parser.error("--plot: draws the two loads; leave out --grid")
     return args

@@ -39,6 +39,9 @@ LOADS = {
     ),
 }
 NONE, ONE, TWO, KEPT = "no offload", "one tier", "two tiers", "two tiers, kept"
+AGAIN = "no offload, again"
+"""A second server without: what it differs by from the first one tells nothing of offloading."""
+WITHOUT = (NONE, AGAIN)
 KEPT_NAME = f"benchmark-{os.getpid()}"
 
 
@@ -128,7 +131,7 @@ GRID = Setting(
 
 def tiers_of(name: str, working_set_bytes: int) -> dict[str, Any] | None:
     """Options of the connector; None for no offload."""
-    if name == NONE:
+    if name in WITHOUT:
         return None
     extra: dict[str, Any] = {"spec_name": "cxl", "policy": "bind:0"}
     if name == ONE:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.grid import BAR as BAR_CELL
-from benchmarks.vllm_cases import KEPT, NEVER, NONE, REUSE, TWO
+from benchmarks.vllm_cases import KEPT, NEVER, REUSE, TWO, WITHOUT
 
 BAR_THROUGHPUT, BAR_COPY, BAR_KEPT, BAR_NEVER = 1.5, 0.8, 0.97, 0.98
 
@@ -104,12 +104,14 @@ def bars_missed(document: dict[str, Any]) -> list[str]:
         return cells_missed(document["results"])
     missed = []
     for server, found in document["results"][REUSE].items():
-        if server != NONE:
+        if server not in WITHOUT:
             gained = found["throughput_ratio"]
             missed += _below(gained, BAR_THROUGHPUT, f"{server}, throughput over no offload")
         if "over_two_tiers" in found:
             missed += _below(found["over_two_tiers"], BAR_KEPT, f"{server}, over two tiers")
     for server, found in document["results"][NEVER].items():
+        if server in WITHOUT:
+            continue
         kept = found["throughput_ratio"]
         missed += _below(kept, BAR_NEVER, f"{server}, over no offload for {NEVER}")
     for row in document["copies"]:
@@ -132,6 +134,7 @@ def cells_missed(results: dict[str, Any]) -> list[str]:
         line
         for cell, servers in results.items()
         for server, found in servers.items()
+        if server not in WITHOUT
         for line in _below(
             found["throughput_ratio"], BAR_CELL, f"{cell}, {server}, over no offload"
         )

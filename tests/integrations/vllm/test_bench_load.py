@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.grid import CELLS, LENGTHS, ROWS
+from benchmarks.results import rows_of
 from benchmarks.vllm_cases import (
+    AGAIN,
     BLOCK_TOKENS,
     GRID,
     KEPT,
@@ -109,7 +111,10 @@ def ratio(low: float, median: float = 1.0) -> dict[str, Any]:
 
 
 def test_a_cell_whose_interval_begins_below_its_bar_is_named() -> None:
-    cells = {"1 x 32": {NONE: ratio(1), ONE: ratio(0.98)}, "8 x 32": {ONE: ratio(0.97)}}
+    cells = {
+        "1 x 32": {NONE: ratio(1), AGAIN: ratio(0.5), ONE: ratio(0.98)},
+        "8 x 32": {ONE: ratio(0.97)},
+    }
     assert bars_missed({"results": cells}) == [
         "8 x 32, one tier, over no offload: 1.00 (0.97-3.00), the bar is 0.98 by the lower end"
     ]
@@ -123,7 +128,8 @@ def test_bars_of_both_loads_are_judged_by_the_lower_end() -> None:
             {"of_this_load": here, "ratio": ratio(low)["throughput_ratio"]}
             for here, low in ((True, 0.8 - below), (False, 0.1))
         ]
-        loads = {REUSE: {NONE: ratio(1), KEPT: kept}, NEVER: {ONE: ratio(0.98 - below)}}
+        without = {NONE: ratio(1), AGAIN: ratio(0.5)}
+        loads = {REUSE: {**without, KEPT: kept}, NEVER: {**without, ONE: ratio(0.98 - below)}}
         return {"results": loads, "copies": copies}
 
     assert bars_missed(document(0.0)) == []
@@ -135,3 +141,11 @@ def test_bars_of_both_loads_are_judged_by_the_lower_end() -> None:
         "copy worker, over memcpy",
     ]
     assert "2.00 (1.49-3.00), the bar is 1.5" in missed[0]
+
+
+def test_a_second_server_without_offload_is_no_row_of_this_package() -> None:
+    servers = {NONE: ratio(1), AGAIN: ratio(0.9), ONE: ratio(0.97)}
+    assert flags_of(AGAIN, GRID, Served()) == flags_of(NONE, GRID, Served())
+    assert [row.case for row in rows_of("vllm_kv", {"results": {NEVER: servers}})] == [
+        f"{NEVER}: {ONE}"
+    ]
