@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from cxl_offload import CPUAdam
+from cxl_offload import _C, CPUAdam
 from cxl_offload.ops.adagrad import CPUAdagrad
 from cxl_offload.ops.lion import CPULion
 from cxl_offload.ops.optimizer import OnePassOptimizer
@@ -57,6 +57,24 @@ def _give_gradients(optimizer: OnePassOptimizer, turn: int) -> None:
     for at, param in enumerate(_params(optimizer)):
         grad = torch.randn(param.shape, generator=source).to(param.dtype)
         param.grad = grad if turn >= at % 3 else None  # some begin later
+
+
+def _before_a_step() -> OnePassOptimizer:
+    """One whose parameters all have states and gradients."""
+    optimizer = _made(CHOICES["adam"])
+    for turn in (3, 4):
+        _give_gradients(optimizer, turn)
+        optimizer.step()
+    _give_gradients(optimizer, 5)
+    return optimizer
+
+
+def _read(optimizer: OnePassOptimizer) -> _C.PlainStep:
+    """Its step, as the core has read it."""
+    given = [(param, group, None) for group in optimizer.param_groups for param in group["params"]]
+    step = optimizer._plain_step(given, 1.0)
+    assert step is not None
+    return step
 
 
 def _everything(optimizer: OnePassOptimizer) -> list[bytes]:
@@ -118,11 +136,7 @@ def test_copies_are_written_by_the_core_too() -> None:
 
 
 def test_what_is_written_has_a_new_version_and_nothing_else_has() -> None:
-    optimizer = _made(CHOICES["adam"])
-    for turn in (3, 4):
-        _give_gradients(optimizer, turn)
-        optimizer.step()
-    _give_gradients(optimizer, 5)
+    optimizer = _before_a_step()
     core = _Counting(optimizer)
     written = [each for param in _params(optimizer) for each in optimizer.state[param].values()]
     written += _params(optimizer)
@@ -197,11 +211,7 @@ def test_a_count_that_is_none_is_refused_and_nothing_is_written(value: float) ->
 
 
 def test_an_error_of_a_later_parameter_leaves_all_as_they_were() -> None:
-    optimizer = _made(CHOICES["adam"])
-    for turn in (3, 4):
-        _give_gradients(optimizer, turn)
-        optimizer.step()
-    _give_gradients(optimizer, 5)
+    optimizer = _before_a_step()
     last = _params(optimizer)[-1]
     optimizer.state[last]["exp_avg"] = torch.zeros(3)
     before = _everything(optimizer)
@@ -211,14 +221,8 @@ def test_an_error_of_a_later_parameter_leaves_all_as_they_were() -> None:
 
 
 def test_tensors_live_until_the_step_that_read_them_has_gone() -> None:
-    optimizer = _made(CHOICES["adam"])
-    for turn in (3, 4):
-        _give_gradients(optimizer, turn)
-        optimizer.step()
-    _give_gradients(optimizer, 5)
-    given = [(param, group, None) for group in optimizer.param_groups for param in group["params"]]
-    step = optimizer._plain_step(given, 1.0)
-    assert step is not None
+    optimizer = _before_a_step()
+    step = _read(optimizer)
     param = _params(optimizer)[0]
     assert param.grad is not None
     grad = weakref.ref(param.grad)
@@ -310,14 +314,8 @@ def test_states_of_a_class_of_their_own_are_read_as_that_class_says() -> None:
 
 
 def test_memory_that_another_thread_replaces_lives_until_the_step_has_gone() -> None:
-    optimizer = _made(CHOICES["adam"])
-    for turn in (3, 4):
-        _give_gradients(optimizer, turn)
-        optimizer.step()
-    _give_gradients(optimizer, 5)
-    given = [(param, group, None) for group in optimizer.param_groups for param in group["params"]]
-    step = optimizer._plain_step(given, 1.0)
-    assert step is not None
+    optimizer = _before_a_step()
+    step = _read(optimizer)
     param = _params(optimizer)[0]
     replaced = weakref.ref(param.untyped_storage())
     param.data = torch.zeros_like(param)
