@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 
+#include "bindings/attributes.h"
 #include "bindings/bind.h"
 
 namespace cxl_offload::bindings {
@@ -29,11 +30,10 @@ bool add_items(const py::object& dict, const std::vector<py::str>& names,
   return true;
 }
 
-// For the names of torch's attributes; made once, since Python compares such strings by address.
 struct StepNames {
-  PyObject* grad = PyUnicode_InternFromString("grad");
-  PyObject* step = PyUnicode_InternFromString("step");
-  PyObject* is_inference = PyUnicode_InternFromString("is_inference");
+  Name grad{"grad"};
+  Name step{"step"};
+  Name is_inference{"is_inference"};
 };
 
 const StepNames& step_names() {
@@ -41,15 +41,8 @@ const StepNames& step_names() {
   return all;
 }
 
-py::object checked(PyObject* made) {
-  if (made == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(made);
-}
-
-bool is_for_inference(const py::handle& tensor) {
-  const py::object said =
-      checked(PyObject_CallMethodNoArgs(tensor.ptr(), step_names().is_inference));
-  return said.ptr() == Py_True;
+bool is_for_inference(py::handle tensor) {
+  return call(tensor, step_names().is_inference).ptr() == Py_True;
 }
 
 // Returns where a step is counted, or null if Python has to look at it.
@@ -70,9 +63,8 @@ const kernels::UpdateRule& PlainStep::rule_of(const StepSettings& settings, cons
 }
 
 bool PlainStep::add(const PlainTensors& plain, const StepSettings& settings, const StepOfOne& one) {
-  const py::object held = item_of(one.state, step_names().step);
-  UpdateTensors tensors{
-      one.param, checked(PyObject_GetAttr(one.param.ptr(), step_names().grad)), {}, {}, one.copy};
+  const py::object held = item_of(one.state, step_names().step.ptr());
+  UpdateTensors tensors{one.param, attribute(one.param, step_names().grad), {}, {}, one.copy};
   if (!held || !add_items(one.state, settings.names, tensors.states) ||
       !add_items(one.state, settings.scale_names, tensors.scales)) {
     return false;

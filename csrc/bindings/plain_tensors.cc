@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "bindings/attributes.h"
 #include "bindings/bind.h"
 
 namespace cxl_offload::bindings {
@@ -14,36 +15,22 @@ namespace {
 
 namespace py = pybind11;
 
-// Names of attributes, made once: Python compares such strings by their addresses.
 struct Names {
-  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
-  PyObject* layout = PyUnicode_InternFromString("layout");
-  PyObject* dtype = PyUnicode_InternFromString("dtype");
-  PyObject* shape = PyUnicode_InternFromString("shape");
-  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
-  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
-  PyObject* storage_offset = PyUnicode_InternFromString("storage_offset");
-  PyObject* untyped_storage = PyUnicode_InternFromString("untyped_storage");
-  PyObject* nbytes = PyUnicode_InternFromString("nbytes");
-  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  Name is_cpu{"is_cpu"};
+  Name layout{"layout"};
+  Name dtype{"dtype"};
+  Name shape{"shape"};
+  Name is_neg{"is_neg"};
+  Name is_contiguous{"is_contiguous"};
+  Name storage_offset{"storage_offset"};
+  Name untyped_storage{"untyped_storage"};
+  Name nbytes{"nbytes"};
+  Name data_ptr{"data_ptr"};
 };
 
 const Names& names() {
   static const Names all;
   return all;
-}
-
-py::object owned(PyObject* made) {
-  if (made == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(made);
-}
-
-py::object attribute(py::handle object, PyObject* name) {
-  return owned(PyObject_GetAttr(object.ptr(), name));
-}
-
-py::object call(py::handle object, PyObject* method) {
-  return owned(PyObject_CallMethodNoArgs(object.ptr(), method));
 }
 
 // While torch records operators, sizes are tensors, which are indices too.
