@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from cxl_offload.memory.shared import SHARED_ROOT
+
 Answer = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[3]
+PATIENCE_S = 30.0
 
 # One process, no network, a KV cache of 1 GiB at most, and the plugin from wherever it is.
 ENVIRONMENT = {
@@ -63,6 +67,24 @@ def kv_offload(**extra: Any) -> dict[str, Any]:
         "kv_connector_extra_config": {"spec_name": "cxl"} | extra,
     }
     return {"kv_transfer_config": connector}
+
+
+def shared_files() -> set[Path]:
+    """The files of shared KV caches that have a name, also those of tests in other processes."""
+    return set(SHARED_ROOT.glob("cxl_offload_kv_*"))
+
+
+def left_behind(before: set[Path]) -> set[Path]:
+    """What has come since ``before`` and stays.
+
+    Processes of an engine that has ended may still remove what is theirs, and tests beside this
+    one make files that lose their names when all have mapped them.
+    """
+    found = shared_files() - before
+    end = time.monotonic() + PATIENCE_S
+    while (left := {path for path in found if path.exists()}) and time.monotonic() < end:
+        time.sleep(0.1)
+    return left
 
 
 def start_engine(

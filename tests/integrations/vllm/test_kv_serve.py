@@ -19,7 +19,13 @@ from typing import Any
 import pytest
 
 from cxl_offload.memory.shared import SHARED_ROOT
-from tests.integrations.vllm.conftest import ENVIRONMENT, ROOT, kv_offload
+from tests.integrations.vllm.conftest import (
+    ENVIRONMENT,
+    ROOT,
+    kv_offload,
+    left_behind,
+    shared_files,
+)
 from tests.integrations.vllm.tiny_model import CHUNK, DTYPE, prompt
 
 START_S = 150.0
@@ -121,6 +127,12 @@ class Server:
                 return int(child)
         raise AssertionError(f"no engine among {children}")
 
+    def regions(self) -> set[str]:
+        """What the engine core has mapped of shared KV caches, as its maps name it."""
+        lines = Path(f"/proc/{self.engine()}/maps").read_text().splitlines()
+        prefix = f"{SHARED_ROOT}/cxl_offload_kv_"
+        return {line[line.index(prefix) :] for line in lines if prefix in line}
+
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
@@ -152,9 +164,11 @@ def server(model: str, tmp_path: Path) -> Iterator[Server]:
 def test_server_gives_the_same_tokens_from_both_tiers_and_leaves_nothing_when_killed(
     server: Server, plain_six: list[list[int]]
 ) -> None:
-    before = sorted(SHARED_ROOT.glob("cxl_offload_kv_*"))
+    before = shared_files()
     server.wait()
-    assert sorted(SHARED_ROOT.glob("cxl_offload_kv_*")) == before, "unnamed once all have mapped it"
+    regions = server.regions()
+    assert regions
+    assert all(name.endswith(" (deleted)") for name in regions), "unnamed once all have mapped it"
     assert [server.ask(seed) for seed in range(6)] == plain_six
     server.get("/reset_prefix_cache", b"")
     assert [server.ask(seed) for seed in range(6)] == plain_six
@@ -169,5 +183,5 @@ def test_server_gives_the_same_tokens_from_both_tiers_and_leaves_nothing_when_ki
     assert [server.ask(seed) for seed in range(6)] == plain_six
     os.kill(server.engine(), signal.SIGKILL)
     assert server.process.wait(90) is not None, "the server ends with its engine"
-    assert sorted(SHARED_ROOT.glob("cxl_offload_kv_*")) == before
+    assert not left_behind(before)
     assert "AssertionError" not in server.log

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
 import pytest
 
-from cxl_offload.memory.shared import SHARED_ROOT
-from tests.integrations.vllm.conftest import RunEngine, kv_offload
+from tests.integrations.vllm.conftest import RunEngine, kv_offload, left_behind, shared_files
 from tests.integrations.vllm.test_kv_tokens import cached, tokens
 from tests.integrations.vllm.tiny_model import CHUNK
-
-PATIENCE_S = 30.0
-
-
-def leftovers() -> list[Path]:
-    return sorted(SHARED_ROOT.glob("cxl_offload_kv_*"))
-
-
-def left_beside(before: list[Path]) -> list[Path]:
-    """What stays: processes of an engine that has ended may still remove what is theirs."""
-    end = time.monotonic() + PATIENCE_S
-    while (left := leftovers()) != before and time.monotonic() < end:
-        time.sleep(0.1)
-    return left
 
 
 @pytest.mark.timeout(300)
@@ -43,7 +25,7 @@ def test_tokens_are_right_or_an_error_whatever_happens_to_the_tiers(
             "pending_bytes": 12 * CHUNK,
         },
     )
-    before = leftovers()
+    before = shared_files()
     seen = run_engine("trouble", options)
     for name, answers in seen["answers"].items():
         assert tokens(answers) == plain_six, name
@@ -55,14 +37,14 @@ def test_tokens_are_right_or_an_error_whatever_happens_to_the_tiers(
     assert counters["refused hot"] > 0, "six prompts at once do not fit"
     assert "load KV blocks: injected" in seen["log"]
     assert seen["said"], "a copy that fails gives an error, never tokens"
-    assert left_beside(before) == before
+    assert not left_behind(before)
 
 
 @pytest.mark.timeout(300)
 def test_ranks_share_one_pool_and_a_killed_rank_is_an_error(
     run_engine: RunEngine, plain_tokens: list[list[int]]
 ) -> None:
-    before = leftovers()
+    before = shared_files()
     seen = run_engine(
         "parallel",
         {"tensor_parallel_size": 2} | kv_offload(cpu_bytes_to_use="8MiB", blocks_per_chunk=2),
@@ -83,4 +65,4 @@ def test_ranks_share_one_pool_and_a_killed_rank_is_an_error(
         assert each["granted"]["0"] >= 4 << 20, "a rank's own slots, placed by that rank"
         assert not each["named"]
     assert seen["said"], "an error, and not a wait without end"
-    assert left_beside(before) == before
+    assert not left_behind(before)
