@@ -495,44 +495,20 @@ class PlainTensors:
     ) -> None: ...
     def view(self, tensor: object) -> TensorView | None: ...
 
+def number(settings: dict[str, Any], name: str) -> float: ...
+def flag(settings: dict[str, Any], name: str) -> bool: ...
+
 @final
 class AdamRule:
-    def __init__(
-        self,
-        *,
-        step: int,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-        decoupled: bool,
-        bias_correction: bool = True,
-        grad_scale: float = 1.0,
-    ) -> None: ...
+    def __init__(self, group: dict[str, Any], step: int, grad_scale: float = 1.0) -> None: ...
 
 @final
 class AdagradRule:
-    def __init__(
-        self,
-        *,
-        step: int,
-        lr: float,
-        lr_decay: float,
-        eps: float,
-        weight_decay: float,
-        grad_scale: float = 1.0,
-    ) -> None: ...
+    def __init__(self, group: dict[str, Any], step: int, grad_scale: float = 1.0) -> None: ...
 
 @final
 class LionRule:
-    def __init__(
-        self,
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        weight_decay: float,
-        grad_scale: float = 1.0,
-    ) -> None: ...
+    def __init__(self, group: dict[str, Any], step: int, grad_scale: float = 1.0) -> None: ...
 
 @final
 class WorkerTeam:
@@ -586,8 +562,9 @@ def plain_step(
     plain: PlainTensors,
     states: Mapping[Any, dict[str, Any]],
     given: Sequence[tuple[Any, dict[str, Any], Any]],
-    rule: Callable[[dict[str, Any], int], AdamRule | AdagradRule | LionRule],
     *,
+    rule: type[AdamRule | AdagradRule | LionRule],
+    grad_scale: float,
     names: Sequence[str],
     scale_names: Sequence[str],
     seed: int | None,

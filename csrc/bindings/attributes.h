@@ -12,6 +12,7 @@ class Name {
  public:
   explicit Name(const char* text) : text_(PyUnicode_InternFromString(text)) {}
   PyObject* ptr() const { return text_; }
+  operator pybind11::handle() const { return text_; }  // NOLINT(google-explicit-constructor)
 
  private:
   PyObject* text_;

@@ -95,6 +95,7 @@ void bind_plain_tensors(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
 void bind_replay(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
+void bind_settings(pybind11::module_& module);
 void bind_simulated(pybind11::module_& module);
 void bind_updates(pybind11::module_& module);
 

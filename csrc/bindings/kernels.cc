@@ -32,40 +32,6 @@ void bind_views(py::module_& module) {
       .def_property_readonly("is_contiguous", &TensorView::is_contiguous);
 }
 
-// Checks a setting where it is given, so that a wrong one is not found only at the first step.
-template <class R>
-R checked(R rule) {
-  kernels::check_rule(rule);
-  return rule;
-}
-
-void bind_rules(py::module_& module) {
-  py::class_<kernels::Adam>(module, "AdamRule")
-      .def(py::init([](int64_t step, double lr, std::pair<double, double> betas, double eps,
-                       double weight_decay, bool decoupled, bool bias_correction,
-                       double grad_scale) {
-             return checked(kernels::Adam{step, lr, betas.first, betas.second, eps, weight_decay,
-                                          decoupled, bias_correction, grad_scale});
-           }),
-           py::kw_only(), py::arg("step"), py::arg("lr"), py::arg("betas"), py::arg("eps"),
-           py::arg("weight_decay"), py::arg("decoupled"), py::arg("bias_correction") = true,
-           py::arg("grad_scale") = 1.0);
-  py::class_<kernels::Adagrad>(module, "AdagradRule")
-      .def(py::init([](int64_t step, double lr, double lr_decay, double eps, double weight_decay,
-                       double grad_scale) {
-             return checked(kernels::Adagrad{step, lr, lr_decay, eps, weight_decay, grad_scale});
-           }),
-           py::kw_only(), py::arg("step"), py::arg("lr"), py::arg("lr_decay"), py::arg("eps"),
-           py::arg("weight_decay"), py::arg("grad_scale") = 1.0);
-  py::class_<kernels::Lion>(module, "LionRule")
-      .def(py::init([](double lr, std::pair<double, double> betas, double weight_decay,
-                       double grad_scale) {
-             return checked(kernels::Lion{lr, betas.first, betas.second, weight_decay, grad_scale});
-           }),
-           py::kw_only(), py::arg("lr"), py::arg("betas"), py::arg("weight_decay"),
-           py::arg("grad_scale") = 1.0);
-}
-
 void bind_team(py::module_& module) {
   using Group = std::tuple<int, size_t, std::vector<int>>;
   py::class_<WorkerTeam>(module, "WorkerTeam")
@@ -104,7 +70,6 @@ void bind_shared_cpus(py::module_& module) {
 
 void bind_kernels(py::module_& module) {
   bind_views(module);
-  bind_rules(module);
   bind_team(module);
   bind_shared_cpus(module);
   module.attr("STATE_BLOCK") = kernels::kCodedElements;

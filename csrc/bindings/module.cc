@@ -61,6 +61,7 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used()) {
   bindings::bind_transfer(module);
   bindings::bind_gpu(module);
   bindings::bind_kernels(module);
+  bindings::bind_settings(module);
   bindings::bind_plain_step(module);
   bindings::bind_plain_tensors(module);
   bindings::bind_updates(module);

@@ -59,7 +59,8 @@ const kernels::UpdateRule& PlainStep::rule_of(const StepSettings& settings, cons
   const std::pair key(group.ptr(), step);
   const auto known = rules_.find(key);
   if (known != rules_.end()) return known->second;
-  return rules_.emplace(key, settings.rule(group, step).cast<kernels::UpdateRule>()).first->second;
+  const py::object rule = settings.rule(group, step, settings.grad_scale);
+  return rules_.emplace(key, rule.cast<kernels::UpdateRule>()).first->second;
 }
 
 bool PlainStep::add(const PlainTensors& plain, const StepSettings& settings, const StepOfOne& one) {
@@ -132,14 +133,15 @@ void bind_plain_step(py::module_& module) {
   module.def(
       "plain_step",
       [](const PlainTensors& plain, const py::object& states, const py::sequence& given,
-         py::function rule, std::vector<py::str> names, std::vector<py::str> scale_names,
-         std::optional<uint64_t> seed, bool is_exact) {
-        return plain_step(
-            plain, states, given,
-            {std::move(names), std::move(scale_names), std::move(rule), seed, is_exact});
+         py::function rule, py::object grad_scale, std::vector<py::str> names,
+         std::vector<py::str> scale_names, std::optional<uint64_t> seed, bool is_exact) {
+        return plain_step(plain, states, given,
+                          {std::move(names), std::move(scale_names), std::move(rule),
+                           std::move(grad_scale), seed, is_exact});
       },
-      py::arg("plain"), py::arg("states"), py::arg("given"), py::arg("rule"), py::kw_only(),
-      py::arg("names"), py::arg("scale_names"), py::arg("seed"), py::arg("is_exact"),
+      py::arg("plain"), py::arg("states"), py::arg("given"), py::kw_only(), py::arg("rule"),
+      py::arg("grad_scale"), py::arg("names"), py::arg("scale_names"), py::arg("seed"),
+      py::arg("is_exact"),
       "The step of parameters that are all plain, or None; see bindings/plain_step.h.");
 }
 

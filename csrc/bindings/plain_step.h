@@ -20,7 +20,8 @@ namespace cxl_offload::bindings {
 struct StepSettings {
   std::vector<pybind11::str> names;        // of states in a parameter's dict
   std::vector<pybind11::str> scale_names;  // of their scales, where they are codes of 8 bits
-  pybind11::function rule;                 // of a group (dict) and the number of the step
+  pybind11::function rule;                 // of a group, the step's number and grad_scale
+  pybind11::object grad_scale;             // a number
   std::optional<uint64_t> seed;            // of what is rounded at random
   bool is_exact = false;                   // states are float32, as float32 parameters are then
 };

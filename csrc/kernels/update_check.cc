@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <string>
 
 #include "core/error.h"
@@ -17,16 +18,34 @@ std::string text(double value) {
   return digits.data();
 }
 
-void require(bool good, const std::string& what, double value, const std::string& range) {
-  if (good) return;
-  throw InvalidArgument("update: " + what + " is " + text(value) + "; it must be " + range);
+[[noreturn]] void refuse(const std::string& why) { throw InvalidArgument("update: " + why); }
+
+[[noreturn]] void refuse(const char* what, double value, const std::string& why) {
+  refuse(what + (" is " + text(value)) + "; " + why);
 }
 
-void check_not_negative(const std::string& what, double value) {
+// Checks of settings run for every parameter of a step, so they make no text unless one is wrong.
+void require(bool good, const char* what, double value, const char* range) {
+  if (!good) refuse(what, value, std::string("it must be ") + range);
+}
+
+constexpr double kLargest = std::numeric_limits<float>::max();
+constexpr double kLeast = std::numeric_limits<float>::denorm_min();
+
+void check_not_negative(const char* what, double value) {
+  check_held(what, value);
   require(std::isfinite(value) && value >= 0, what, value, "finite and not negative");
 }
 
-void check_beta(const std::string& what, double value) {
+// It is added to what divides, which may be 0.
+void check_eps(double value) {
+  check_not_negative("eps", value);
+  if (value > 0 && value <= kLeast / 2) {
+    refuse("eps", value, "float32 rounds it to 0: give 0, or 1e-38 or more");
+  }
+}
+
+void check_beta(const char* what, double value) {
   require(value >= 0 && value < 1, what, value, "at least 0 and below 1");
 }
 
@@ -39,15 +58,20 @@ void check_settings(const Adam& rule) {
   check_not_negative("lr", rule.lr);
   check_beta("beta1", rule.beta1);
   check_beta("beta2", rule.beta2);
-  check_not_negative("eps", rule.eps);
+  check_eps(rule.eps);
   check_not_negative("weight_decay", rule.weight_decay);
+  if (rule.bias_correction) {
+    const double part = 1 - std::pow(rule.beta1, static_cast<double>(rule.step));
+    check_held("lr / (1 - beta1 ** step)", rule.lr / part);
+  }
+  if (rule.decoupled) check_held("lr * weight_decay", rule.lr * rule.weight_decay);
 }
 
 void check_settings(const Adagrad& rule) {
   check_step(rule.step);
   check_not_negative("lr", rule.lr);
   check_not_negative("lr_decay", rule.lr_decay);
-  check_not_negative("eps", rule.eps);
+  check_eps(rule.eps);
   check_not_negative("weight_decay", rule.weight_decay);
 }
 
@@ -56,6 +80,7 @@ void check_settings(const Lion& rule) {
   check_beta("beta1", rule.beta1);
   check_beta("beta2", rule.beta2);
   check_not_negative("weight_decay", rule.weight_decay);
+  check_held("lr * weight_decay", rule.lr * rule.weight_decay);
 }
 
 void check_view(const TensorView& view, const std::string& name, size_t numel) {
@@ -72,8 +97,6 @@ void check_view(const TensorView& view, const std::string& name, size_t numel) {
                           " elements and the parameter " + std::to_string(numel));
   }
 }
-
-[[noreturn]] void refuse(const std::string& why) { throw InvalidArgument("update: " + why); }
 
 // Checks states of 8 bits.
 void check_codes(const Update& update) {
@@ -184,10 +207,19 @@ void check_overlaps(std::vector<Range> ranges) {
 
 }  // namespace
 
+void check_held(const char* what, double value) {
+  if (!std::isfinite(value) || std::abs(value) <= kLargest) return;
+  std::array<char, 32> largest{};
+  std::snprintf(largest.data(), largest.size(), "%.4g", kLargest);
+  refuse(what, value,
+         std::string("steps are computed in float32, which holds up to ") + largest.data());
+}
+
 void check_rule(const UpdateRule& rule) {
   std::visit(
       [](const auto& settings) {
         check_settings(settings);
+        check_held("grad_scale", settings.grad_scale);
         require(std::isfinite(settings.grad_scale), "grad_scale", settings.grad_scale, "finite");
       },
       rule);

@@ -8,7 +8,11 @@
 
 namespace cxl_offload::kernels {
 
-// Throws InvalidArgument for a setting outside of its range.
+// Throws InvalidArgument for a number that is finite and larger than float32 can hold, in which
+// updates are computed. `what` names it, for the message.
+void check_held(const char* what, double value);
+// Throws InvalidArgument for a setting outside of its range, or a product of some that float32
+// cannot hold.
 void check_rule(const UpdateRule& rule);
 // Throws InvalidArgument; see run_updates(). `counts` are where steps are counted, which several
 // parameters may share; nothing else may be there.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cxl_offload import _C
 from cxl_offload.ops.optimizer import OnePassOptimizer
-from cxl_offload.ops.settings import divisor_part, number
 from cxl_offload.ops.state_options import StateOptions
 from cxl_offload.renamed import renamed_keywords
 
@@ -27,6 +26,7 @@ class CPUAdagrad(OnePassOptimizer):
     are refused. Parameters as in :class:`cxl_offload.ops.adam.CPUAdam` and ``torch.optim.Adagrad``.
     """
 
+    rule_class = _C.AdagradRule
     state_names: ClassVar[tuple[str, ...]] = ("sum",)
 
     @renamed_keywords(placement="policy")
@@ -43,7 +43,7 @@ class CPUAdagrad(OnePassOptimizer):
         **states: Unpack[StateOptions],
     ) -> None:
         given = {"initial_accumulator_value": initial_accumulator_value}
-        first = number(given, "initial_accumulator_value")
+        first = _C.number(given, "initial_accumulator_value")
         if not 0 <= first < math.inf:
             raise ValueError(
                 f"initial_accumulator_value {first:g}; it must be finite and not negative"
@@ -59,14 +59,4 @@ class CPUAdagrad(OnePassOptimizer):
         super().__init__(params, defaults, **states)
 
     def _first_value(self, group: dict[str, Any], name: str) -> float:
-        return number(group, "initial_accumulator_value")
-
-    def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.AdagradRule:
-        return _C.AdagradRule(
-            step=step,
-            lr=number(group, "lr"),
-            lr_decay=number(group, "lr_decay"),
-            eps=divisor_part(group),
-            weight_decay=number(group, "weight_decay"),
-            grad_scale=number({"grad_scale": grad_scale}, "grad_scale"),
-        )
+        return _C.number(group, "initial_accumulator_value")

@@ -17,8 +17,6 @@ import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.optimizer import OnePassOptimizer
-from cxl_offload.ops.settings import betas as betas_of
-from cxl_offload.ops.settings import check_held, divisor_part, flag, number
 from cxl_offload.ops.state_codes import Code
 from cxl_offload.ops.state_options import StateOptions
 from cxl_offload.ops.threads import Threads
@@ -87,32 +85,9 @@ def adam_step(
         "decoupled_weight_decay": adamw,
         "bias_correction": bias_correction,
     }
-    rule = _adam_rule(settings, step, grad_scale)
+    rule = _C.AdamRule(settings, step, grad_scale)
     states = [("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)]
     run([ParamUpdate(rule, param, grad, states, low_precision_copy)], threads=threads, isa=isa)
-
-
-def _adam_rule(settings: Mapping[str, Any], step: int, grad_scale: float) -> _C.AdamRule:
-    """The rule of one step, all of whose constants float32 holds."""
-    lr, decay = number(settings, "lr"), number(settings, "weight_decay")
-    beta1, beta2 = betas_of(settings)
-    decoupled = flag(settings, "decoupled_weight_decay")
-    corrected = flag(settings, "bias_correction")
-    rule = _C.AdamRule(
-        step=step,
-        lr=lr,
-        betas=(beta1, beta2),
-        eps=divisor_part(settings),
-        weight_decay=decay,
-        decoupled=decoupled,
-        bias_correction=corrected,
-        grad_scale=number({"grad_scale": grad_scale}, "grad_scale"),
-    )
-    if corrected:
-        check_held("lr / (1 - beta1 ** step)", lr / (1 - beta1**step))
-    if decoupled:
-        check_held("lr * weight_decay", lr * decay)
-    return rule
 
 
 class CPUAdam(OnePassOptimizer):
@@ -148,6 +123,7 @@ class CPUAdam(OnePassOptimizer):
         torch computes, change nothing.
     """
 
+    rule_class = _C.AdamRule
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     codes: ClassVar[Mapping[str, Code]] = {"exp_avg": "signed", "exp_avg_sq": "root"}
     option_settings: ClassVar[Mapping[str, str]] = {"adamw": "decoupled_weight_decay"}
@@ -176,6 +152,3 @@ class CPUAdam(OnePassOptimizer):
             "maximize": maximize,
         }
         super().__init__(params, defaults, **states)
-
-    def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.AdamRule:
-        return _adam_rule(group, step, grad_scale)

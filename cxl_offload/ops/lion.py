@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cxl_offload import _C
 from cxl_offload.ops.optimizer import OnePassOptimizer
-from cxl_offload.ops.settings import betas as betas_of
-from cxl_offload.ops.settings import check_held, number
 from cxl_offload.ops.state_codes import Code
 from cxl_offload.ops.state_options import StateOptions
 from cxl_offload.renamed import renamed_keywords
@@ -27,6 +25,7 @@ class CPULion(OnePassOptimizer):
     it is. Parameters as in :class:`cxl_offload.ops.adam.CPUAdam`.
     """
 
+    rule_class = _C.LionRule
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
     codes: ClassVar[Mapping[str, Code]] = {"exp_avg": "signed"}
     counts_steps: ClassVar[bool] = False
@@ -46,14 +45,4 @@ class CPULion(OnePassOptimizer):
             params,
             {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize},
             **states,
-        )
-
-    def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.LionRule:
-        lr, decay = number(group, "lr"), number(group, "weight_decay")
-        check_held("lr * weight_decay", lr * decay)
-        return _C.LionRule(
-            lr=lr,
-            betas=betas_of(group),
-            weight_decay=decay,
-            grad_scale=number({"grad_scale": grad_scale}, "grad_scale"),
         )

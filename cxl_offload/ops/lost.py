@@ -33,9 +33,14 @@ def naming(named: Callable[[], Named]) -> Iterator[None]:
     try:
         yield
     except MemoryLostError as error:
-        tensors = list(named())
-        losses = [_renamed(loss, tensors) for loss in error.losses]
-        raise MemoryLostError(losses, is_whole=error.is_whole) from None
+        raise with_names(error, named()) from None
+
+
+def with_names(error: MemoryLostError, named: Named) -> MemoryLostError:
+    """The same losses by the names of tensors, with offsets counted from their first bytes."""
+    tensors = list(named)
+    losses = [_renamed(loss, tensors) for loss in error.losses]
+    return MemoryLostError(losses, is_whole=error.is_whole)
 
 
 def check_named(named: Callable[[], Named]) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, overload
 
 import torch
 
+from cxl_offload import _C
 from cxl_offload.memory import Pages, PolicyLike, Session
 from cxl_offload.ops.checkpoint import read_states
 from cxl_offload.ops.late_clip import LateClip, check_norm
 from cxl_offload.ops.overlap import EarlyUpdates
-from cxl_offload.ops.settings import flag
 from cxl_offload.ops.state_options import (
+    OPTIONS,
     check_keywords,
     check_no_options,
     kept_options,
@@ -93,7 +95,7 @@ class OnePassOptimizer(StepUpdates, torch.optim.Optimizer):
         self.rounding_seed = self._seed(rounding_seed)
         check_threads(threads)
         self.threads, self.late_max_norm = threads, late_max_norm
-        self.overlap = flag({"overlap": overlap}, "overlap")
+        self.overlap = _C.flag({"overlap": overlap}, "overlap")
         self._begin_early()
         super().__init__(params, defaults)
 
@@ -139,7 +141,7 @@ class OnePassOptimizer(StepUpdates, torch.optim.Optimizer):
     def check_group(self, group: dict[str, Any]) -> None:
         """Raises TypeError or ValueError for settings that no step can be made with."""
         self.check_variant(group)
-        self._signed_rule(group, 1, 1.0)
+        self.rule_class(group, 1, 1.0)
         check_norm(group)
         if self._late is not None:
             self._late.check(group)
@@ -147,10 +149,18 @@ class OnePassOptimizer(StepUpdates, torch.optim.Optimizer):
     def check_variant(self, group: dict[str, Any]) -> None:
         """Raises ValueError for a variant of the optimizer that this class does not have, and for
         an option of all groups in one of them."""
+        if self._doubtful().isdisjoint(group):  # nearly always
+            return
         check_no_options(type(self).__name__, self.option_settings, group)
         for name in self.unsupported:
             if group.get(name):
                 raise ValueError(f"{type(self).__name__} has no {name}; turn it off")
+
+    @classmethod
+    @functools.cache
+    def _doubtful(cls) -> frozenset[str]:
+        """Names that a group must not have, or only turned off."""
+        return frozenset({*cls.option_settings, *OPTIONS, *cls.unsupported})
 
     def __getstate__(self) -> dict[str, Any]:
         if self.early_updates is not None:
@@ -235,7 +245,8 @@ class OnePassOptimizer(StepUpdates, torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         copies = low_precision_copies or {}
-        check_copies(self, copies)
+        if copies:
+            check_copies(self, copies)
         updated: set[torch.Tensor] = set()
         if self.early_updates is not None:
             if copies or grad_scale != 1.0:

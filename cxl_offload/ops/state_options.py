@@ -27,6 +27,9 @@ class StateOptions(TypedDict, total=False):
 
 _OLD_NAMES = {"placement": "policy"}
 
+OPTIONS = frozenset({*StateOptions.__annotations__, *_OLD_NAMES})
+"""Which keywords these are, also by their old names."""
+
 
 class _SameSession:
     """A session on its way into a copy, which shares it, or a pickle, which cannot have it."""
@@ -83,7 +86,7 @@ def check_no_options(name: str, settings: Mapping[str, str], group: Mapping[str,
     for option, setting in settings.items():
         if option in group:
             raise ValueError(f"{name}: {option} in a group does nothing; there it is {setting}")
-    for option in (*StateOptions.__annotations__, *_OLD_NAMES):
+    for option in sorted(OPTIONS):
         if option in group:
             keyword = _OLD_NAMES.get(option, option)
             raise ValueError(

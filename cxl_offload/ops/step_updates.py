@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 
 from cxl_offload import _C
+from cxl_offload.errors import MemoryLostError
 from cxl_offload.memory.copies import any_copies
-from cxl_offload.ops.lost import naming, tensors_of
+from cxl_offload.ops.lost import naming, tensors_of, with_names
 from cxl_offload.ops.overlap import EarlyUpdates
 from cxl_offload.ops.placed_states import PlacedStates
-from cxl_offload.ops.settings import flag
 from cxl_offload.ops.state_codes import CODES, SCALES
 from cxl_offload.ops.step_counts import StepCounts, next_step, step_count
 from cxl_offload.ops.threads import Threads
@@ -25,13 +24,11 @@ class StepUpdates(PlacedStates):
     """What an optimizer does in a step, whose settings are known; a base of
     :class:`cxl_offload.ops.optimizer.OnePassOptimizer`, which sets the attributes."""
 
+    rule_class: ClassVar[type[UpdateRule]]
+    """Made of a group, the number of the step, and what gradients are multiplied by."""
     param_groups: list[dict[str, Any]]
     threads: Threads
     early_updates: EarlyUpdates | None
-
-    @abstractmethod
-    def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> UpdateRule:
-        """The settings of one step of a group."""
 
     def _first_value(self, group: dict[str, Any], name: str) -> float:
         """What a state begins with."""
@@ -57,15 +54,21 @@ class StepUpdates(PlacedStates):
 
     def update(self, given: Sequence[Given], grad_scale: float) -> None:
         """One call of the kernels for all, and their steps counted with it."""
-        with naming(lambda: self._named(given)):
+        # As `naming` does, which takes as long as the rest of a small step.
+        try:
             plain = self._plain_step(given, grad_scale)
             if plain is not None:
                 run_plain(plain, threads=self.threads)
-                return
-            counts = StepCounts()
-            updates, then = self._updates(given, grad_scale, counts)
-            then = [*counts.setting(), *then]
-            run(updates, threads=self.threads, then=then, counts=counts.places())
+            else:
+                self._run_updates(given, grad_scale)
+        except MemoryLostError as error:
+            raise with_names(error, self._named(given)) from None
+
+    def _run_updates(self, given: Sequence[Given], grad_scale: float) -> None:
+        counts = StepCounts()
+        updates, then = self._updates(given, grad_scale, counts)
+        then = [*counts.setting(), *then]
+        run(updates, threads=self.threads, then=then, counts=counts.places())
 
     def _plain_step(self, given: Sequence[Given], grad_scale: float) -> _C.PlainStep | None:
         """What :meth:`_updates` says, where the core can read it all by itself: of tensors that are
@@ -81,7 +84,8 @@ class StepUpdates(PlacedStates):
             PLAIN,
             self.state,
             given,
-            lambda group, step: self._signed_rule(group, step, grad_scale),
+            rule=self.rule_class,
+            grad_scale=grad_scale,
             names=names,
             scale_names=scale_names,
             seed=self.rounding_seed,
@@ -106,7 +110,7 @@ class StepUpdates(PlacedStates):
             counts.add(state, step)
             rule = rules.get((id(group), step))
             if rule is None:
-                rule = rules[id(group), step] = self._signed_rule(group, step, grad_scale)
+                rule = rules[id(group), step] = self.rule_class(group, step, grad_scale)
             whole = self._update(param, rule, state, step, copy)
             if self.early_updates is None:
                 updates.append(whole)
@@ -121,14 +125,10 @@ class StepUpdates(PlacedStates):
         for param, group, begin, end in given:
             state = self.init_state(param, group)
             step = next_step(state, param)
-            rule = self._signed_rule(group, step, 1.0)
+            rule = self.rule_class(group, step, 1.0)
             updates.append(self._update(param, rule, state, step, None).part(begin, end))
         with naming(lambda: tensors_of(self.param_groups, updates)):
             run(updates, threads=self.threads)
-
-    def _signed_rule(self, group: dict[str, Any], step: int, grad_scale: float) -> UpdateRule:
-        up = flag(group, "maximize") if "maximize" in group else False
-        return self._rule(group, step, -grad_scale if up else grad_scale)
 
     def _update(
         self,

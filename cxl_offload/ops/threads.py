@@ -152,9 +152,11 @@ def team_for(threads: Threads) -> _C.WorkerTeam:
         return threads
     if threads is not None and type(threads) is not int:
         check_threads(threads)
-    threads = _by_default["threads"] if threads is None else threads
-    key = tuple(sorted(threads.items())) if isinstance(threads, Mapping) else threads
-    return _team(key, frozenset(_C.allowed_cpus()))
+    if threads is None:
+        threads = _by_default["threads"]
+    if threads is None or isinstance(threads, int):  # asked first: a Mapping takes longer
+        return _team(threads, frozenset(_C.allowed_cpus()))
+    return _team(tuple(sorted(threads.items())), frozenset(_C.allowed_cpus()))
 
 
 @functools.lru_cache(maxsize=1)

@@ -82,8 +82,6 @@ def check_copies(
     optimizer: torch.optim.Optimizer, copies: Mapping[torch.Tensor, torch.Tensor]
 ) -> None:
     """Refuses low-precision copies of what the optimizer does not update (ValueError)."""
-    if not copies:
-        return
     own = {param for group in optimizer.param_groups for param in group["params"]}
     strangers = sum(param not in own for param in copies)
     if strangers:

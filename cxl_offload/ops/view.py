@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar, cast
@@ -13,10 +14,33 @@ from torch.autograd import forward_ad
 from cxl_offload import _C
 from cxl_offload.memory.bounds import check_bounds
 
-untraced = _disable_dynamo
-"""Marks a function that torch.compile runs as it is: while it traces, addresses of tensors mean
-nothing, and what is written through them is not seen. torch.compiler.disable would import the
-compiler at once."""
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_compiler = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", object)
+"""What compiles the frames that Python runs now, or None; where torch cannot tell, never None."""
+
+
+def untraced(function: _Function) -> _Function:
+    """Marks a function that torch.compile runs as it is: while it traces, addresses of tensors mean
+    nothing, and what is written through them is not seen.
+
+    torch's own marks import the compiler, at once or in the first call, and take as long in every
+    call as a small step; here only those pay that compile.
+    """
+    disabled = _disable_dynamo(function)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if _compiler() is None else disabled(*args, **kwargs)
+
+    with contextlib.suppress(AttributeError):  # without that an older torch warns
+        frames = torch._C._dynamo.eval_frame
+        skipped, ordinary = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+        strategy = frames._FrameExecStrategy(skipped, ordinary)
+        frames.set_code_exec_strategy(run.__code__, strategy)
+    marked = functools.wraps(function)(run)
+    marked._torchdynamo_disable = True  # type: ignore[attr-defined]  # a trace ends before it
+    return cast("_Function", marked)
+
 
 FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """The types that kernels read and write, and their names there."""

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/half.h"
 #include "kernels/update.h"
+#include "kernels/update_check.h"
 #include "kernels/worker_team.h"
 
 namespace cxl_offload::kernels {
@@ -162,6 +163,30 @@ TEST(one_wrong_update_among_many_stops_all_before_writing) {
   wrong.states.pop_back();
   CHECK_THROWS(InvalidArgument, run_updates({good.update(adam()), wrong}, team, {}));
   CHECK(good.values == before.values);
+}
+
+TEST(settings_that_float32_cannot_hold_are_refused_by_name) {
+  Adam rule = adam();
+  rule.lr = 1e300;
+  CHECK(CHECK_THROWS(InvalidArgument, check_rule(rule)).starts_with("update: lr is 1e+300;"));
+  rule = adam();
+  rule.lr = 3e38;
+  rule.step = 1;
+  rule.beta1 = 0.9;
+  CHECK_THROWS(InvalidArgument, check_rule(rule));  // lr / (1 - beta1) is too much
+  rule.bias_correction = false;
+  rule.weight_decay = 0;
+  check_rule(rule);
+  rule.weight_decay = 10;
+  CHECK_THROWS(InvalidArgument, check_rule(rule));
+  rule = adam();
+  rule.eps = 1e-60;
+  CHECK_THROWS(InvalidArgument, check_rule(rule));
+  rule.eps = 0;
+  check_rule(rule);
+  rule.grad_scale = -1e39;
+  CHECK_THROWS(InvalidArgument, check_rule(rule));
+  CHECK_THROWS(InvalidArgument, check_rule(Lion{1e30, 0.9, 0.99, 1e30, 1}));
 }
 
 TEST(one_gradient_may_serve_two_parameters) {

@@ -63,6 +63,7 @@ def test_compiled_training_loop_equals_the_plain_one() -> None:
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.filterwarnings("error:Dynamo does not know")
 def test_compiled_function_around_a_single_step_equals_the_plain_one() -> None:
     @torch.compile(backend="eager")
     def twice(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -103,6 +104,17 @@ def test_scale_of_gradients_is_held_to_it_too(scale: float) -> None:
     assert (param == 1).all()
 
 
+@pytest.mark.parametrize("scale", ["2", None, [1.0]], ids=repr)
+def test_scale_that_is_no_number_is_named(scale: Any) -> None:
+    param = parameter()
+    optimizer = CPUAdam([param])
+    for _ in range(2):  # the first one makes the states
+        with pytest.raises(TypeError, match=r"^update: grad_scale is .*; it must be a number$"):
+            optimizer.step(grad_scale=scale)
+        assert (param == 1).all()
+        optimizer.init_state(param, optimizer.param_groups[0])
+
+
 def test_one_step_of_a_function_is_held_to_it_too() -> None:
     tensors = [torch.ones(8) for _ in range(4)]
     with pytest.raises(ValueError, match=r"^update: lr is 1e"):
@@ -119,7 +131,9 @@ def test_divisor_that_float32_rounds_to_nothing_is_refused(kind: type[Any]) -> N
 
 
 @pytest.mark.parametrize("kind", [CPUAdam, CPULion])
-@pytest.mark.parametrize("betas", [(0.9,), (0.9, 0.99, 0.999), 0.9, None, "no"], ids=str)
+@pytest.mark.parametrize(
+    "betas", [(0.9,), (0.9, 0.99, 0.999), 0.9, None, "no", repeat(0.9)], ids=str
+)
 def test_betas_that_are_not_two_numbers_are_named(kind: type[Any], betas: object) -> None:
     with pytest.raises(TypeError, match=r"^update: beta.* is .*; it must be"):
         kind([parameter()], betas=betas)

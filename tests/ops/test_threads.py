@@ -10,7 +10,7 @@ import torch
 
 from cxl_offload import _C
 from cxl_offload.ops import attention
-from cxl_offload.ops.adam import adam_step
+from cxl_offload.ops.adam import CPUAdam, adam_step
 from cxl_offload.ops.threads import groups_for, kernel_for, team_for
 
 from ..memory.machines import simulated_machine
@@ -62,9 +62,7 @@ def test_bound_groups_of_several_nodes_update_everything_once() -> None:
     numel = 400_003
     tensors = [torch.ones(numel) for _ in range(4)]
     views = [_C.TensorView(t.data_ptr(), "float32", t.shape, t.stride()) for t in tensors]
-    rule = _C.AdamRule(
-        step=1, lr=0.5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=True
-    )
+    rule = _C.AdamRule(CPUAdam([torch.ones(1)], lr=0.5).defaults, 1)
     _C.run_updates([_C.Update(rule, views[0], views[1], views[2:])], team, kernel=_C.linux_kernel())
     one = [torch.ones(1) for _ in range(4)]
     adam_step(*one, step=1, lr=0.5)
@@ -74,7 +72,7 @@ def test_bound_groups_of_several_nodes_update_everything_once() -> None:
 THREADS_OF_A_STEP = """
 import os, sys
 import torch
-from cxl_offload.ops.adam import adam_step
+from cxl_offload.ops.adam import CPUAdam, adam_step
 
 wanted = int(sys.argv[1])
 torch.set_num_threads(2)
@@ -90,13 +88,12 @@ GROUPS_OF_A_STEP = """
 import os
 import torch
 from cxl_offload import _C
+from cxl_offload.ops.adam import CPUAdam
 
 torch.set_num_threads(2)
 (torch.randn(600, 600) @ torch.randn(600, 600)).exp().sum()
 cpus = _C.allowed_cpus()[:2]
-rule = _C.AdamRule(
-    step=1, lr=0.5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=True
-)
+rule = _C.AdamRule(CPUAdam([torch.ones(1)], lr=0.5).defaults, 1)
 for groups in ([(0, 1, cpus[:1]), (77, 1, cpus[1:])], [(0, 1, cpus), (77, 1, cpus[1:])]):
     before = len(os.listdir("/proc/self/task"))
     tensors = [torch.ones(400_003) for _ in range(4)]

@@ -283,9 +283,9 @@ class Sweep:
         second[:] = np.abs(second)
 
         def run() -> bytes:
-            rule = _C.AdamRule(
-                step=3, lr=1e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, decoupled=False
-            )
+            settings = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
+            settings |= {"decoupled_weight_decay": False, "bias_correction": True}
+            rule = _C.AdamRule(settings, step=3)
             update = _C.Update(rule, view(param), view(grad), [view(first), view(second)])
             _C.run_updates([update], self.team)
             return param.tobytes()
