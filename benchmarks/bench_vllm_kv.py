@@ -1,7 +1,8 @@
 """KV offloading of a real ``vllm serve``: none, one tier, two, two that are kept; on CPU.
 
 Two servers have none: what they differ by tells nothing of offloading, and so that much of what the
-others differ by does not either.
+others differ by does not either. One process of vLLM is faster than another by more than the bar
+of 2 %, so all servers are started anew ``--starts`` times, each with its share of the rounds.
 
 Conversations of several turns over a shared prefix, whose KV is several times what the KV cache
 holds; and prompts that never come back, where offloading can only lose. All servers are up at
@@ -33,7 +34,7 @@ import json
 import signal
 import statistics
 import tempfile
-import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.conditions import Conditions, add_options, conditions_of
+from benchmarks.conditions import add_options, conditions_of
 from benchmarks.measurements import check_plot, describe_machine, paired_ratio, write_json
-from benchmarks.neighbour import BESIDE, QUIET, Falls, falls_of, falls_table
+from benchmarks.neighbour import falls_table
 from benchmarks.vllm_cases import (
     AGAIN,
     BLOCK_TOKENS,
@@ -63,21 +64,13 @@ from benchmarks.vllm_cases import (
     Setting,
     flags_of,
 )
-from benchmarks.vllm_load import Load, LoadRun, ask, run_load
+from benchmarks.vllm_load import Load, ask
 from benchmarks.vllm_report import bars_missed, plot, print_tables
-from benchmarks.vllm_restart import WARM_SEED, measure_restarts
+from benchmarks.vllm_restart import measure_restarts
 from benchmarks.vllm_server import Server, make_model, plugin_folder
+from benchmarks.vllm_turns import Taken, falls, results_of, take_turns
 from cxl_offload.integrations.vllm.serving_report import parse_metrics, serving_report
 from cxl_offload.kept import kept_path
-
-BESIDE_SEED = 250
-"""Added beside a neighbour: prompts that no server has seen, as in the quiet half of a round."""
-
-WARM_UP_SEED = 700
-"""Added for prompts that no server has seen and none is timed with."""
-
-SETTLE_S = 0.5
-"""In which copies of the server before end."""
 
 LEAST_EQUAL = 0.95
 """Of answers. From a tier only the end of a prompt is computed, so products of bfloat16 are rounded
@@ -107,84 +100,6 @@ def check_answers(servers: dict[str, Server], load: Load, conversations: int) ->
         if sum(equal) < LEAST_EQUAL * len(equal):
             raise SystemExit(f"{name}: {sum(equal)} of {len(equal)} answers are as without offload")
     return found
-
-
-def warm_up(port: int, load: Load, seed: int) -> None:
-    """One prompt that is not timed: another server ran before, and caches are full of its model.
-
-    A server that ran twice in a row had a tenth more throughput the second time (measured, with a
-    cache of 260 MiB that holds the model), which those in the middle of each round never were.
-    """
-    time.sleep(SETTLE_S)
-    run_load(port, replace(load, conversations=1, turns=1, clients=1), seed + WARM_UP_SEED)
-
-
-def measure(
-    servers: dict[str, Server],
-    load: Load,
-    rounds: int,
-    seed: int,
-    conditions: Conditions,
-) -> dict[str, dict[str, Any]]:
-    """Runs that take turns; for every server its runs, and its report over all of them."""
-    runs: dict[str, dict[str, list[LoadRun]]] = {
-        name: {condition: [] for condition in conditions.names} for name in servers
-    }
-    before = {name: parse_metrics(server.metrics()) for name, server in servers.items()}
-    for turn in range(rounds):
-        first = turn % len(servers)
-        names = [*servers][first:] + [*servers][:first]
-        for condition in conditions.of_round(turn):
-            fresh = seed + turn + (BESIDE_SEED if condition == BESIDE else 0)
-            for name in names:
-                warm_up(servers[name].port, load, fresh)
-                runs[name][condition].append(run_load(servers[name].port, load, fresh))
-    found: dict[str, dict[str, Any]] = {}
-    for name, server in servers.items():
-        found[name] = times_of(runs[name], load)
-        report = serving_report(parse_metrics(server.metrics()), before[name])
-        found[name] |= {
-            "hit_rate": report.hit_rate,
-            "host_hit_rate": report.host_hit_rate,
-            "tier_bytes": report.tier_bytes,
-            "stored_bytes": report.stored_bytes,
-            "loaded_bytes": report.loaded_bytes,
-        }
-    if TWO in servers and KEPT in servers:
-        ratio = paired_ratio(found[TWO]["seconds"], found[KEPT]["seconds"])
-        found[KEPT]["over_two_tiers"] = asdict(ratio)
-    for name in servers:
-        # seconds without over seconds with: throughput gained
-        ratio = paired_ratio(found[NONE]["seconds"], found[name]["seconds"])
-        found[name]["throughput_ratio"] = asdict(ratio)
-    return found
-
-
-def times_of(runs: dict[str, list[LoadRun]], load: Load) -> dict[str, Any]:
-    """Of one server: what is told is of the quiet runs, those beside a neighbour stand apart."""
-    first = [wait for run in runs[QUIET] for wait in run.first_token_s]
-    seconds = {condition: [run.seconds for run in each] for condition, each in runs.items()}
-    found: dict[str, Any] = {
-        "seconds": seconds[QUIET],
-        "requests_per_s": load.conversations * load.turns / statistics.median(seconds[QUIET]),
-        "first_token_p50_s": float(np.percentile(first, 50)),
-        "first_token_p99_s": float(np.percentile(first, 99)),
-    }
-    return found | ({"seconds_beside": seconds[BESIDE]} if BESIDE in seconds else {})
-
-
-def falls(results: dict[str, dict[str, Any]]) -> dict[str, Falls]:
-    """Of every load and server that offloads."""
-
-    def seconds(found: dict[str, Any]) -> dict[str, list[float]]:
-        return {QUIET: found["seconds"], BESIDE: found["seconds_beside"]}
-
-    return {
-        f"{load}: {name}": falls_of(seconds(servers[NONE]), seconds(found))
-        for load, servers in results.items()
-        for name, found in servers.items()
-        if name not in WITHOUT
-    }
 
 
 def copy_bandwidth(load: Load, served: Served) -> list[dict[str, Any]]:
@@ -253,7 +168,7 @@ def run_benchmark(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         servers = {name: start(name) for name in args.servers}
         console.print("comparing answers")
         document["answers"] = check_answers(servers, LOADS[REUSE], setting.compared)
-        document |= measure_loads(servers, setting, args, console)
+        document |= measure_loads(servers, start, setting, args, console)
         if args.restarts and not args.grid and {TWO, KEPT} <= servers.keys():
             console.print("measuring: after a restart")
             document["restarts"] = measure_restarts(
@@ -264,22 +179,42 @@ def run_benchmark(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def measure_loads(
-    servers: dict[str, Server], setting: Setting, args: argparse.Namespace, console: Console
+    servers: dict[str, Server],
+    start: Callable[[str], Server],
+    setting: Setting,
+    args: argparse.Namespace,
+    console: Console,
 ) -> dict[str, Any]:
-    """The results of all loads, and what a neighbour costs where one is asked for."""
-    results: dict[str, Any] = {}
+    """The results of all loads, and what a neighbour costs where one is asked for.
+
+    ``servers`` are up; later processes take their place.
+    """
+    taken: dict[str, dict[str, Taken]] = {name: {} for name in setting.loads}
     with conditions_of(args) as conditions:
-        for at, (name, load) in enumerate(setting.loads.items()):
-            console.print(f"measuring: {name}")
-            for server in servers.values():  # none meets a load for the first time while timed
-                run_load(server.port, load, WARM_SEED)
-            results[name] = measure(servers, load, args.rounds, 1000 * at, conditions)
+        for number, turns in enumerate(np.array_split(range(args.rounds), args.starts)):
+            if number:
+                console.print("all servers are started anew")
+                for name, server in servers.items():
+                    server.stop()
+                    servers[name] = start(name)
+            for at, (name, load) in enumerate(setting.loads.items()):
+                console.print(f"measuring: {name}")
+                take_turns(
+                    servers,
+                    load,
+                    taken[name],
+                    turns=turns.tolist(),
+                    seed=1000 * at,
+                    conditions=conditions,
+                )
+    results = {name: results_of(taken[name], load) for name, load in setting.loads.items()}
     return {"results": results, **conditions.document(lambda: falls(results))}
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="of every load")
+    parser.add_argument("--starts", type=int, default=5, help="of all servers, among the rounds")
     parser.add_argument("--restarts", type=int, default=3, help="of the servers of two tiers")
     parser.add_argument("--layers", type=int, default=Served().layers, help="of the model")
     parser.add_argument("--dtype", choices=tuple(BYTES_OF), default="bfloat16")
@@ -293,6 +228,8 @@ def parse() -> argparse.Namespace:
     others = (AGAIN, ONE, TWO, KEPT)
     if args.servers[0] != NONE or not set(args.servers[1:]) <= {*others}:
         parser.error(f"--servers: {NONE!r} first, then any of {', '.join(map(repr, others))}")
+    if not 1 <= args.starts <= args.rounds:
+        parser.error("--starts: 1 to as many as rounds")
     if args.grid and args.plot:
         parser.error("--plot: draws the two loads; leave out --grid")
     return args

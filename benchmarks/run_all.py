@@ -79,8 +79,8 @@ class Benchmark:
 SMALL_TRAINED = ("--layers", "2", "--hidden", "256", "--vocabulary", "4096")
 """A model that trains on 32 sequences of 512 tokens in a second or two."""
 
-QUICKLY_SERVED = ("--rounds", "5", "--restarts", "1", "--layers", "4")
-"""As many rounds as servers, so that each is once at every place in the order."""
+FEW_SERVED = ("--rounds", "2", "--starts", "1", "--layers", "4")
+QUICKLY_SERVED = ("--rounds", "6", "--starts", "3", "--restarts", "1", "--layers", "4")
 
 BENCHMARKS = (
     Benchmark("flexgen", quick=("--rounds", "3")),
@@ -100,7 +100,12 @@ BENCHMARKS = (
     Benchmark("vllm_kv", quick=QUICKLY_SERVED, environment=VLLM_ENVIRONMENT),
     Benchmark("flexgen", ("--grid",), ("--rounds", "3", "--layers", "2", "--gen-len", "6")),
     Benchmark("zero_offload", ("--grid",), ("--rounds", "5", *SMALL_TRAINED)),
-    Benchmark("vllm_kv", ("--grid",), ("--rounds", "2", "--layers", "4"), VLLM_ENVIRONMENT),
+    Benchmark(
+        "vllm_kv",
+        ("--grid",),
+        ("--rounds", "2", "--starts", "1", "--layers", "4"),
+        VLLM_ENVIRONMENT,
+    ),
 )
 WITH_CONDITIONS = frozenset(each.name for each in BENCHMARKS if each.is_grid)
 """Those that take ``--neighbour``, at either size (conditions.py)."""

@@ -3,9 +3,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "bindings/bind.h"
 #include "bindings/lost.h"
@@ -52,6 +54,29 @@ void refuse_lost(const kernels::Attention& given, bool is_done) {
   });
 }
 
+// Copies the entries of a table that are read, and lets `given` have the copy: what is checked is
+// what kernels use then, whatever another thread writes. Lengths that do not fit are checked later.
+std::vector<int32_t> own_entries(kernels::Attention& given) {
+  if (given.table.data == nullptr || given.k.shape.size() != 4) return {};
+  const int64_t block = std::max<int64_t>(given.k.shape[2], 1);
+  const auto used = [&](int64_t length) {
+    const int64_t whole = std::max<int64_t>(length, 0) / block;
+    return std::min(whole + (whole * block < length ? 1 : 0), given.table.columns);
+  };
+  int64_t most = 1;
+  for (const int64_t length : given.lengths) most = std::max(most, used(length));
+  const size_t rows = std::min(given.lengths.size(), static_cast<size_t>(given.q.shape[0]));
+  std::vector<int32_t> entries(std::max<size_t>(rows, 1) * static_cast<size_t>(most));
+  for (size_t i = 0; i < rows; ++i) {
+    const auto row = static_cast<int64_t>(i);
+    std::copy_n(given.table.data + row * given.table.stride, used(given.lengths[i]),
+                entries.begin() + row * most);
+  }
+  given.table.data = entries.data();
+  given.table.stride = most;
+  return entries;
+}
+
 }  // namespace
 
 void bind_attention(py::module_& module) {
@@ -65,7 +90,7 @@ void bind_attention(py::module_& module) {
          std::pair<uintptr_t, int64_t> mask, int64_t window, uintptr_t log_sum_exp,
          std::optional<std::tuple<TensorView, TensorView, bool>> groups,
          std::vector<float> k_scales, std::vector<float> v_scales, int64_t queries, bool causal,
-         float soft_cap, std::optional<TensorView> bias, std::vector<float> sinks,
+         double soft_cap, std::optional<TensorView> bias, std::vector<float> sinks,
          const std::string& isa, std::shared_ptr<os::Kernel> kernel) {
         const Unlocked released;
         kernels::Attention given;
@@ -98,6 +123,7 @@ void bind_attention(py::module_& module) {
           throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-VNNI");
         }
         const bool best = isa.empty() || isa == kIntegerCodes;
+        const std::vector<int32_t> entries = own_entries(given);
         refuse_lost(given, false);
         settle(given.out);
         kernels::run_attention(given, team, best ? best_isa() : parse_isa(isa, integer_name()),

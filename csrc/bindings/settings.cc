@@ -104,25 +104,40 @@ R checked(R rule) {
   return rule;
 }
 
-kernels::Adam adam(const py::dict& group, int64_t step, const py::object& grad_scale) {
-  const Settings settings(group);
-  const auto [beta1, beta2] = settings.betas();
-  return checked(
-      kernels::Adam{step, settings.number(names().lr), beta1, beta2, settings.number(names().eps),
-                    settings.number(names().weight_decay), settings.flag(names().decoupled),
-                    settings.flag(names().bias_correction), scale_of(settings, grad_scale)});
+// Returns which step it is. kernels::check_rule() refuses those before the first.
+int64_t step_of(const py::object& given) {
+  const auto index = py::reinterpret_steal<py::int_>(PyNumber_Index(given.ptr()));
+  const int64_t step = index ? PyLong_AsLongLong(index.ptr()) : -1;
+  if (PyErr_Occurred() == nullptr) return step;
+  if (PyErr_ExceptionMatches(PyExc_TypeError) == 0 &&
+      PyErr_ExceptionMatches(PyExc_OverflowError) == 0) {
+    throw py::error_already_set();
+  }
+  PyErr_Clear();
+  refuse("step", given, "a whole number of steps, from 1");
 }
 
-kernels::Adagrad adagrad(const py::dict& group, int64_t step, const py::object& grad_scale) {
+kernels::Adam adam(const py::dict& group, const py::object& step, const py::object& grad_scale) {
   const Settings settings(group);
-  return checked(kernels::Adagrad{step, settings.number(names().lr),
+  const auto [beta1, beta2] = settings.betas();
+  return checked(kernels::Adam{
+      step_of(step), settings.number(names().lr), beta1, beta2, settings.number(names().eps),
+      settings.number(names().weight_decay), settings.flag(names().decoupled),
+      settings.flag(names().bias_correction), scale_of(settings, grad_scale)});
+}
+
+kernels::Adagrad adagrad(const py::dict& group, const py::object& step,
+                         const py::object& grad_scale) {
+  const Settings settings(group);
+  return checked(kernels::Adagrad{step_of(step), settings.number(names().lr),
                                   settings.number(names().lr_decay), settings.number(names().eps),
                                   settings.number(names().weight_decay),
                                   scale_of(settings, grad_scale)});
 }
 
 // The step does not count.
-kernels::Lion lion(const py::dict& group, int64_t /*step*/, const py::object& grad_scale) {
+kernels::Lion lion(const py::dict& group, const py::object& /*step*/,
+                   const py::object& grad_scale) {
   const Settings settings(group);
   const auto [beta1, beta2] = settings.betas();
   return checked(kernels::Lion{settings.number(names().lr), beta1, beta2,

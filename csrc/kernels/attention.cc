@@ -237,7 +237,7 @@ class Run {
 
   ScoreRules rules_of(const Unit& unit) const {
     ScoreRules rules;
-    rules.soft_cap = a_.soft_cap;
+    rules.soft_cap = static_cast<float>(a_.soft_cap);
     rules.queries = static_cast<size_t>(a_.queries);
     if (a_.bias.data != nullptr) {
       const std::vector<int64_t>& steps = a_.bias.strides;

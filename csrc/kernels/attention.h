@@ -55,7 +55,7 @@ struct Attention {
   int64_t window = 0;  // how many positions a query sees, up to its own; 0: all of them
   double scale = 1;
   // A score, q * k * scale, becomes cap * tanh(score / cap); 0: it stays as it is.
-  float soft_cap = 0;
+  double soft_cap = 0;
   // Then this is added to the scores: float32 (batch, heads, queries, positions), with any strides.
   // A stride is 0 where all share a number. Without data nothing is added.
   TensorView bias;

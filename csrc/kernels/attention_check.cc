@@ -1,7 +1,9 @@
 #include "kernels/attention_check.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <string>
 
 #include "core/error.h"
@@ -144,9 +146,12 @@ void check_lengths(const Attention& a) {
 
 // What becomes of scores. After check_lengths().
 void check_rules(const Attention& a) {
-  if (!std::isfinite(a.soft_cap) || a.soft_cap < 0) {
-    throw InvalidArgument("attention: soft_cap " + std::to_string(a.soft_cap) +
-                          "; give a positive number, or 0 for none");
+  const auto cap = static_cast<float>(a.soft_cap);
+  if (!std::isfinite(cap) || a.soft_cap < 0 || (cap == 0 && a.soft_cap > 0)) {
+    std::array<char, 32> digits{};
+    std::snprintf(digits.data(), digits.size(), "%g", a.soft_cap);
+    throw InvalidArgument(std::string("attention: soft_cap ") + digits.data() +
+                          "; give a positive number that float32 holds, or 0 for none");
   }
   const auto heads = static_cast<size_t>(a.q.shape[1] / a.queries);
   if (!a.sinks.empty() && a.sinks.size() != heads) {
@@ -200,7 +205,9 @@ void check_attention(const Attention& a) {
   if (a.window < 0) {
     throw InvalidArgument("attention: window " + std::to_string(a.window) + "; give 0 or more");
   }
-  if (!std::isfinite(a.scale)) throw InvalidArgument("attention: the scale is not finite");
+  if (!std::isfinite(static_cast<float>(a.scale))) {
+    throw InvalidArgument("attention: the scale is not finite in float32");
+  }
 }
 
 }  // namespace cxl_offload::kernels

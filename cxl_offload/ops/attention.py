@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from cxl_offload import _C
+from cxl_offload.memory.bounds import quoted
 from cxl_offload.ops.attention_arguments import (
+    MOST_POSITIONS,
     AttentionOptions,
     CacheLike,
     Scale,
@@ -27,6 +29,7 @@ from cxl_offload.ops.attention_arguments import (
     most_positions,
     one_after_another,
     query_view,
+    real_number,
     scale_list,
     table_address,
 )
@@ -175,6 +178,7 @@ def combine(partials: Sequence[Partial]) -> Partial:
     ValueError
         No part, or parts of different shapes.
     """
+    partials = list(partials)
     if not partials:
         raise ValueError("combine: no partial results; give at least one")
     shapes = {(part.out.shape, part.log_sum_exp.shape) for part in partials}
@@ -217,6 +221,8 @@ def _run(
     refuse_recording("decode_attention")
     refuse_derivatives("decode_attention", q, k, v, bias, sinks)
     queries = query_view(q, window, soft_cap)
+    if not isinstance(causal, int):  # a bool is one
+        raise TypeError(f"causal {quoted(causal)} is neither True nor False")
     keys, values, groups = cache_views(k, v, block_table is not None)
     attended = length_list(lengths)
     team = team_for(threads)
@@ -226,11 +232,11 @@ def _run(
         values,
         tensor_view(one_after_another(out), "out"),
         team,
-        scale=1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale,
+        scale=1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else real_number(scale, "scale"),
         lengths=attended,
         table=table_address(block_table, q.shape[0]),
         mask=mask_address(mask, q.shape[0]),
-        window=window or 0,
+        window=0 if window is None else min(window, MOST_POSITIONS),
         groups=groups,
         k_scales=scale_list(k_scale, "k_scale"),
         v_scales=scale_list(v_scale, "v_scale"),

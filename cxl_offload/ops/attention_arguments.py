@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypedDict
 
 import torch
 
 from cxl_offload import _C
-from cxl_offload.memory.bounds import check_bounds
+from cxl_offload.memory.bounds import check_bounds, quoted, whole_number
 from cxl_offload.ops.int4_cache import Int4Cache
 from cxl_offload.ops.threads import Threads
-from cxl_offload.ops.view import FLOATS, READ_FLOATS, tensor_view
+from cxl_offload.ops.view import FLOATS, READ_FLOATS, check_class, tensor_view
 from cxl_offload.renamed import old_names
 
 SequenceLengths = torch.Tensor | Sequence[int] | None
 Scale = torch.Tensor | float | None
 CacheLike = torch.Tensor | Int4Cache
+
+MOST_POSITIONS = 2**62
+"""The core counts in 64 bits; no memory holds as many."""
 
 Groups = tuple[_C.TensorView, _C.TensorView, bool]
 
@@ -38,6 +42,18 @@ class AttentionOptions(TypedDict, total=False):
     isa: str
 
 
+def real_number(value: object, name: str) -> float:
+    """A number, also one in a tensor; TypeError by its name for anything else."""
+    try:
+        if not isinstance(value, str | bytes):  # float() would read it
+            return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise TypeError(f"{name} {quoted(value)} is no number")
+
+
 def query_view(q: torch.Tensor, window: int | None, soft_cap: float | None) -> _C.TensorView:
     """The view of q; ValueError or TypeError for a q, window or cap that attention cannot have."""
     view = tensor_view(q, "q")  # says what is wrong with it before its shape is asked for
@@ -46,9 +62,9 @@ def query_view(q: torch.Tensor, window: int | None, soft_cap: float | None) -> _
             f"q of shape {tuple(q.shape)} is not (batch, heads, dim), nor (batch, heads, queries, "
             "dim)"
         )
-    if window is not None and window < 1:
+    if window is not None and whole_number(window, "window") < 1:
         raise ValueError(f"window {window}: give at least 1, or None for all positions")
-    if soft_cap is not None and not soft_cap > 0:
+    if soft_cap is not None and not real_number(soft_cap, "soft_cap") > 0:
         raise ValueError(f"soft_cap {soft_cap}: give a positive number, or None for no cap")
     return view
 
@@ -119,8 +135,8 @@ def length_list(lengths: SequenceLengths) -> list[int]:
     if lengths is None:
         return []
     given = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
-    if not all(isinstance(length, int) for length in given):
-        raise ValueError("lengths must be whole numbers, one a sequence")
+    if not all(isinstance(length, int) and abs(length) <= MOST_POSITIONS for length in given):
+        raise ValueError("lengths must be whole numbers of positions, one a sequence")
     return given
 
 
@@ -140,6 +156,7 @@ def scale_list(scale: Scale, name: str) -> list[float]:
 
 def _check_host_table(tensor: torch.Tensor, name: str, dtype: torch.dtype, batch: int) -> None:
     """Index tables and masks: not numbers that kernels compute with, so tensor_view has no name."""
+    check_class(tensor, name)
     if tensor.device.type != "cpu" or tensor.dtype is not dtype or not tensor.is_contiguous():
         raise ValueError(f"{name} must be a contiguous CPU tensor of {dtype}")
     if tensor.dim() != 2 or tensor.shape[0] != batch:

@@ -6,7 +6,7 @@ Importing this module registers it. Models that call it compile without a break 
 
 from __future__ import annotations
 
-from typing import cast, get_args
+from typing import cast
 
 import torch
 
@@ -24,8 +24,6 @@ def _cache(
         )
     if scales is None:
         return numbers
-    if form not in get_args(Form):
-        raise ValueError(f"form {form!r}; it is one of {', '.join(map(repr, get_args(Form)))}")
     return Int4Cache(numbers, scales, cast("Form", form))
 
 

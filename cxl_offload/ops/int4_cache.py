@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -13,6 +13,8 @@ from cxl_offload.plan.kv_types import GROUP
 
 Form = Literal["low, step", "rate, low"]
 """What the two scales of a group are: see :class:`Int4Cache`."""
+
+_FORMS = get_args(Form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,10 @@ class Int4Cache:
         Raises
         ------
         ValueError, TypeError
-            A tensor that is not of the right type, or not on the CPU.
+            No such form, or a tensor that is not of the right type, or not on the CPU.
         """
+        if self.form not in _FORMS:
+            raise ValueError(f"form {self.form!r}; it is one of {', '.join(map(repr, _FORMS))}")
         return (
             tensor_view(self.codes, f"{name}.codes", dtypes=(torch.uint8,), strided=True),
             tensor_view(self.scales, f"{name}.scales", dtypes=(torch.float16,), strided=True),

@@ -129,6 +129,8 @@ def linear(
 def _rows_of(x: torch.Tensor) -> torch.Tensor:
     """``x`` in two dimensions, each row contiguous; rows of no elements count as well."""
     check_class(x, "x")
+    if x.is_nested:
+        raise ValueError("linear: x is a nested tensor; pass its parts (unbind()), or padded rows")
     if x.dim() == 0:
         raise ValueError("linear: x has no dimension; give it (..., width)")
     x = x.resolve_neg()

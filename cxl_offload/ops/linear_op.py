@@ -58,5 +58,8 @@ def _shape_of(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     check_devices("linear", x, weight, bias, scale, groups)
+    width = weight.shape[1] * (1 if groups is None else 2)
+    fits = x.shape[-1] == width
+    torch._check(fits, lambda: f"linear: x of {tuple(x.shape)} for weights of {width} inputs")  # type: ignore[no-untyped-call]
     dtype = x.dtype if out_dtype is None else out_dtype
     return x.new_empty(*x.shape[:-1], weight.shape[0], dtype=dtype)

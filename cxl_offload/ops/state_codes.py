@@ -66,7 +66,14 @@ def encoded(values: torch.Tensor, code: Code) -> tuple[torch.Tensor, torch.Tenso
 
 
 def decoded(codes: torch.Tensor, scales: torch.Tensor, code: Code) -> torch.Tensor:
-    """The float32 values of a state in 8 bits, in the shape of its codes."""
+    """The float32 values of a state in 8 bits, in the shape of its codes.
+
+    Raises
+    ------
+    ValueError
+        Not uint8, or not one scale a block.
+    """
+    _check_coded(codes, scales)
     flat = codes.reshape(-1)
     values = torch.empty(flat.numel(), dtype=torch.float32, device="cpu")
     for at, blocks in _pieces(flat):
@@ -75,6 +82,20 @@ def decoded(codes: torch.Tensor, scales: torch.Tensor, code: Code) -> torch.Tens
             : flat.numel() - at * BLOCK
         ]
     return values.view(codes.shape)
+
+
+def _check_coded(codes: object, scales: object) -> None:
+    tensors = (codes, scales)
+    if not all(isinstance(each, torch.Tensor) and each.dtype is torch.uint8 for each in tensors):
+        kinds = " and ".join(str(getattr(each, "dtype", type(each).__name__)) for each in tensors)
+        raise ValueError(f"a state of 8 bits has codes and scales of {kinds}; both must be uint8")
+    assert isinstance(codes, torch.Tensor)
+    assert isinstance(scales, torch.Tensor)
+    if scales.shape != (scale_count(codes.numel()),):
+        raise ValueError(
+            f"a state of 8 bits has {codes.numel()} codes and scales {tuple(scales.shape)}; there "
+            f"must be {scale_count(codes.numel())}, one for {BLOCK} codes"
+        )
 
 
 def _pieces(flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -128,8 +149,13 @@ def float_states(values: Mapping[str, Any]) -> dict[str, Any]:
     """The states of a parameter with those in 8 bits as float32 under their plain names."""
     made = {name: value for name, value in values.items() if not name.endswith((CODES, SCALES))}
     for name, code in _CODES_OF.items():
-        if name + CODES in values:
-            made[name] = decoded(values[name + CODES], values[name + SCALES], code)
+        parts = [name + CODES, name + SCALES]
+        missing = [part for part in parts if part not in values]
+        if len(missing) == 1:
+            raise ValueError(f"a state of 8 bits has no {missing[0]}: the checkpoint is damaged")
+        if not missing:
+            codes, scales = (values[part] for part in parts)
+            made[name] = decoded(codes, scales, code)
     return made
 
 
@@ -144,7 +170,7 @@ def float_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        It is no such dict.
+        It is no such dict, or a state in it is damaged.
     """
     missing = [key for key in ("state", "param_groups") if key not in state_dict]
     if missing:

@@ -124,6 +124,15 @@ def test_one_step_of_a_function_is_held_to_it_too() -> None:
     assert all((each == 1).all() for each in tensors)
 
 
+@pytest.mark.parametrize("step", [1.5, None, float("nan"), 2**63, -(2**70), "1"], ids=repr)
+def test_step_that_is_no_whole_number_is_named(step: Any) -> None:
+    tensors = [torch.ones(8) for _ in range(4)]
+    with pytest.raises(TypeError, match=r"^update: step is .*; it must be a whole number of steps"):
+        adam_step(*tensors, step=step, lr=0.1)
+    with pytest.raises(ValueError, match="step is 0; it must be at least 1"):
+        adam_step(*tensors, step=0, lr=0.1)
+
+
 @pytest.mark.parametrize("kind", [CPUAdam, CPUAdagrad])
 def test_divisor_that_float32_rounds_to_nothing_is_refused(kind: type[Any]) -> None:
     with pytest.raises(ValueError, match=r"^update: eps is 1e-300; float32 rounds it to 0"):

@@ -197,3 +197,28 @@ def test_checkpoints_of_peers_are_loaded(peer: str) -> None:
     for name in ("exp_avg", "exp_avg_sq"):
         off = (found[name] - wanted[name]).norm() / wanted[name].norm()
         assert off < 0.06
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        ("exp_avg_scales", lambda t: t[:1], "700 codes and scales .1,.; there must be 6"),
+        ("exp_avg_scales", lambda t: torch.cat((t, t)), "there must be 6"),
+        ("exp_avg_codes", lambda t: t.float(), "torch.float32 and torch.uint8; both must be uint8"),
+        ("exp_avg_codes", lambda _: None, "NoneType and torch.uint8; both must be uint8"),
+        ("exp_avg_codes", None, "has no exp_avg_codes"),
+        ("exp_avg_sq_scales", None, "has no exp_avg_sq_scales"),
+    ],
+)
+def test_damaged_codes_become_no_floats(name: str, changed: Any, said: str) -> None:
+    param = torch.nn.Parameter(torch.ones(700))
+    optimizer = CPUAdam([param], state_dtype=torch.uint8)
+    param.grad = torch.ones(700)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    states = dict(saved["state"][0])
+    whole = states.pop(name)
+    if changed is not None:
+        states[name] = changed(whole)
+    with pytest.raises(ValueError, match=said):
+        float_state_dict({**saved, "state": {0: states}})

@@ -7,7 +7,7 @@ import math
 import mmap
 import threading
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, NoReturn, Protocol
 
 import torch
 
@@ -103,6 +103,16 @@ class KvMemory:
     current: CurrentRows = field(default_factory=CurrentRows)
     whole_sequences: bool = False
     accelerator: AcceleratorKv | None = None
+
+    def __deepcopy__(self, memo: object) -> KvMemory:
+        """Copies of a cache lie in the same tiers."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            "a cache in tiers cannot be pickled: keep the tokens, or let the block keep prefixes "
+            "in a file (prefixes=KeptPrefixes(...))"
+        )
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in (*SMALL_TYPES, CODES):
