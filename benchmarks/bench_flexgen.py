@@ -89,7 +89,7 @@ LONG: Case = {"cpu_cache_compute": True, "rows": 32, "prompt_len": 512}
 CASES: dict[str, Case] = WAYS | {
     "attention on the CPU, 32 x 512 tokens": LONG,
     "attention on the CPU, 4-bit cache, 32 x 512": LONG | {"compress_cache": True},
-    "make demo's own: a fifth of the weights on the accelerator, 2 batches": {
+    "make demo's own: 20 % of the weights asked for on the accelerator, 2 batches": {
         **WAYS["attention on the CPU, 2 batches"],
         "percent": (20, 80, 0, 100, 0, 100),
     },

@@ -220,7 +220,8 @@ def demonstrate(
         gen_len=tokens,
         gpu_batch_size=len(prompts) // 2,
         num_gpu_batches=2,
-        # A fifth of the weights on the accelerator; the KV cache on the host, and attention there.
+        # 20 % of the weights are asked for on the accelerator, of which FlexGen makes 8; the KV
+        # cache is on the host, and attention there.
         percent=(20, 80, 0, 100, 0, 100),
         cpu_cache_compute=True,
     )

@@ -189,9 +189,12 @@ def main() -> None:
     share = share_machine(None if args.machine is None else load_machine(args.machine))
     saving: AbstractContextManager[Any] = contextlib.nullcontext()
     with cxl_offload.use(share.session()):
-        if args.activations:
-            saving = cxl_offload.offload_activations(args.activations)
-        trainer: Trainer = (ZeroTrainer if zero else PlainTrainer)(args, saving)
+        try:
+            if args.activations:
+                saving = cxl_offload.offload_activations(args.activations)
+            trainer: Trainer = (ZeroTrainer if zero else PlainTrainer)(args, saving)
+        except ValueError as error:  # such as a tier that this machine has not
+            raise SystemExit(f"error: {error}") from None
         result = train(args, trainer, console)
         weights, placed = trainer.weights(), trainer.placed()
         if isinstance(saving, OffloadedActivations):
@@ -201,6 +204,8 @@ def main() -> None:
         save_model(args, weights, args.output / "model")
         (args.output / "losses.json").write_text(json.dumps(result, indent=1) + "\n")
         drawn = draw(result, args.output / "loss.png")
+        if args.machine:
+            console.print(f"on the simulated nodes of {args.machine}:")
         console.print(placed)
         first, last = result["losses"][0], result["losses"][-1]
         console.print(

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cxl_offload.cli._report_table import NONE, lines, table
 from cxl_offload.files import write_text
-from cxl_offload.units import format_bytes, format_seconds
+from cxl_offload.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
     from cxl_offload.objects import PlacementRow
@@ -36,7 +36,7 @@ def speed_table(how: str, phases: Mapping[str, tuple[float | None, float]]) -> T
     """Tokens/s, where a phase makes tokens, and seconds of every phase; ``how`` they were found."""
     made = table(f"Speed ({how})", "phase", "tokens/s", "time", right=("tokens/s", "time"))
     for phase, (rate, seconds) in phases.items():
-        made.add_row(phase, NONE if rate is None else f"{rate:.1f}", format_seconds(seconds))
+        made.add_row(phase, NONE if rate is None else format_number(rate), format_seconds(seconds))
     return made
 
 

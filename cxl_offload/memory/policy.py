@@ -234,8 +234,8 @@ def _nodes_of(name: str, machine: Machine | None) -> tuple[int, ...]:
         if name in TIER_NAMES:
             raise ValueError(
                 f"{quoted(name)} is neither a node id nor a tier of this machine, which has: "
-                f"{known} (simulated machines have others: --machine epyc9354-cxl-a, or "
-                "load_machine of it)"
+                f"{known} (simulated machines have others: --machine epyc9354-cxl-a, in Python "
+                'load_machine("epyc9354-cxl-a"))'
             )
         raise ValueError(f"{quoted(name)} is neither a node id nor a tier; tiers: {known}")
     if not tiers[name]:

@@ -51,7 +51,7 @@ def test_argument_that_is_none_is_named(
 def test_codes_of_a_form_that_there_is_not_are_refused(form: Any) -> None:
     codes = torch.zeros(2, 4, 9, 32, dtype=torch.uint8)
     cache = Int4Cache(codes, torch.ones(2, 4, 9, 1, 2).half(), form)
-    with pytest.raises(ValueError, match="^form .*; it is one of 'low, step', 'rate, low'"):
+    with pytest.raises(ValueError, match=r"^form .*; it is one of 'low, step', 'rate, low'"):
         decode_attention(Q, cache, cache)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 
 import numpy as np
@@ -33,6 +34,13 @@ def test_whole_optimum_is_that_of_all_subsets() -> None:
     assert found is not None
     assert found.objective == pytest.approx(best)
     assert list(np.round(found.values)) == [0, 1, 1]
+
+
+def test_solver_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """What it prints stands in front of the planner's JSON."""
+    assert knapsack().solve() is not None
+    ctypes.CDLL(None).fflush(None)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_infeasible_is_none_and_unbounded_is_an_error() -> None:

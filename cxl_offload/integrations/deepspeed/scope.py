@@ -41,6 +41,9 @@ from cxl_offload.tune.options import Signal, read_tuning
 
 _LOG = logging.getLogger("cxl_offload.integrations.deepspeed")
 
+_told_of_own: list[Callable[[], None]] = []
+"""Called when a script has placed an engine by itself, though the environment has a plan."""
+
 
 class Placed:
     """The engines of one ``with placing(...)`` block, there when the block is over."""
@@ -216,6 +219,9 @@ def placing(
             own = replace(tuning, state=state_of_rank(tuning.state, engine.global_rank))
             attached.tuned = followed(engine, attached, own)
         placed.engines.append(attached)
+    if made:
+        for tell in _told_of_own:
+            tell()
 
 
 @renamed_keywords(memory="session")
@@ -276,22 +282,30 @@ def start_from_environment(
     capture.scopes.append(store)
     known = WeakSet(_engines())
 
-    def first_forward(module: Any, inputs: Any) -> None:
-        if isinstance(module, deepspeed.DeepSpeedEngine) and module not in known:
-            known.add(module)
-            _show_information()
-            if capture.follows(module):
-                _LOG.warning(
-                    "%s: the script places its engine itself and keeps doing so", PLAN_VARIABLE
-                )
-                placed, attached = True, None
-            else:
-                with in_one_line():
-                    attached = _attach(module, store(), capture)
-                placed = any(row.requested for row in attached.rows())
-            if on_placed is not None and placed:
-                on_placed(attached)
+    @functools.cache
+    def placed_by_script() -> None:
+        _show_information()
+        _LOG.warning(
+            "%s: the script places its engine itself and keeps doing so; the plan is not used",
+            PLAN_VARIABLE,
+        )
+        if on_placed is not None:
+            on_placed(None)
 
+    def first_forward(module: Any, inputs: Any) -> None:
+        if not isinstance(module, deepspeed.DeepSpeedEngine) or module in known:
+            return
+        known.add(module)
+        if capture.follows(module):
+            placed_by_script()
+            return
+        _show_information()
+        with in_one_line():
+            attached = _attach(module, store(), capture)
+        if on_placed is not None and any(row.requested for row in attached.rows()):
+            on_placed(attached)
+
+    _told_of_own.append(placed_by_script)
     register_module_forward_pre_hook(first_forward)
     keep_loaded_states_as(
         lambda engine: "" if capture.follows(engine) else store().policies.state_dtype

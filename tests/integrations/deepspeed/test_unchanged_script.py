@@ -122,3 +122,29 @@ def test_page_of_a_run_shows_what_was_granted(tmp_path: Path) -> None:
     text = page.read_text()
     for said in ("exp_avg_sq", "bind:0", "Requested against granted", "ended after"):
         assert said in text
+
+
+OWN = """
+import cxl_offload, deepspeed, torch
+
+model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1))
+config = {
+    "train_micro_batch_size_per_gpu": 8,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+}
+with cxl_offload.integrations.deepspeed.placing("interleave:0") as placed:
+    engine, *_ = deepspeed.initialize(model=model, config=config)
+print(placed.table())
+"""
+
+
+def test_script_that_places_by_itself_is_told_that_the_plan_is_not_used(
+    deepspeed_there: None, tmp_path: Path
+) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(OWN)
+    told = start(placed([sys.executable, str(script)]))
+    assert "the script places its engine itself and keeps doing so; the plan is not used" in told
+    assert "nothing was placed" not in told

@@ -314,6 +314,18 @@ def test_a_model_is_pickled_outside_of_the_block_only(session: Session) -> None:
     assert torch.equal(generate(pickle.loads(pickle.dumps(model))), generate(model))
 
 
+def test_a_cache_in_tiers_is_copied_and_not_pickled(session: Session) -> None:
+    model, asked = make("llama"), prompts()
+    with torch.inference_mode(), offload(model, CXL, session=session):
+        cache = model(**asked, use_cache=True).past_key_values
+        twin = copy.deepcopy(cache)
+        for layer, other in zip(cache.layers, twin.layers, strict=True):
+            assert torch.equal(layer.keys, other.keys)
+            assert layer.keys.data_ptr() != other.keys.data_ptr()
+        with pytest.raises(ConfigError, match="a cache in tiers cannot be pickled: keep the tok"):
+            pickle.dumps(cache)
+
+
 def test_block_says_where_the_bytes_are(session: Session) -> None:
     model = make("llama")
     with offload(model, {"kv": "bind:2", "mlp": "bind:1"}, session=session) as done:
