@@ -200,8 +200,8 @@ def draw(results: Sequence[Result], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(
-        1, 2, figsize=(12, 1.2 + 0.62 * len(results)), sharey=True, width_ratios=(3, 2)
+    figure, (left, here, there) = pyplot.subplots(
+        1, 3, figsize=(13, 1.2 + 0.62 * len(results)), sharey=True, width_ratios=(5, 2, 3)
     )
     names = [result.name for result in results]
     start = [0.0] * len(results)
@@ -214,8 +214,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
     left.set_xlabel("MiB at the peak, asked from the pages")
     left.set_title("Where weights, KV cache and activations went", loc="left")
     left.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncol=4, frameon=False)
-    _draw_rates(right, results)
-    for axis in (left, right):
+    _draw_rates(here, results, simulated=False)
+    _draw_rates(there, results, simulated=True)
+    for axis in (left, here, there):
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(axis="y", length=0)
     figure.tight_layout()
@@ -223,16 +224,14 @@ def draw(results: Sequence[Result], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _draw_rates(axis: Any, results: Sequence[Result]) -> None:
-    """Decode tokens/s; this machine and the published one differ by orders of magnitude."""
-    rates = [result.tokens_per_s("decode") if result.is_compared else 0.0 for result in results]
-    kinds = ["measured" if result.timeline is None else "simulated" for result in results]
-    for kind, colour in (("measured", MEASURED), ("simulated", SIMULATED)):
-        shown = [rate if k == kind else 0 for rate, k in zip(rates, kinds, strict=True)]
-        axis.barh([r.name for r in results], shown, color=colour, label=kind, height=0.62)
-    for at, rate in enumerate(rates):
+def _draw_rates(axis: Any, results: Sequence[Result], *, simulated: bool) -> None:
+    """Decode tokens/s of one kind, on a scale of its own: the machines are not to be compared."""
+    for at, result in enumerate(results):
+        if (result.timeline is not None) is not simulated:
+            continue
+        rate = result.tokens_per_s("decode") if result.is_compared else 0.0
+        axis.barh(result.name, rate, color=SIMULATED if simulated else MEASURED, height=0.62)
         axis.annotate(f" {rate:,.0f}" if rate else " for its tokens", (rate, at), va="center")
-    axis.set_xlabel("decode tokens/s")
-    axis.margins(x=0.18)
-    axis.set_title("How fast", loc="left")
-    axis.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncol=2, frameon=False)
+    axis.set_xlabel("decode tokens/s, simulated" if simulated else "decode tokens/s, measured")
+    axis.margins(x=0.3)
+    axis.set_title("How fast there" if simulated else "How fast here", loc="left")
