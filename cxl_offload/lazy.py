@@ -15,6 +15,9 @@ from cxl_offload.renamed import old_names
 
 _CORE = "_C"
 
+_OF_USERS = frozenset({"torch", "deepspeed", "flexgen", "transformers", "vllm"})
+"""Packages that users install themselves, in the version that they need."""
+
 
 def _core(package: str) -> Any:
     """The C++ core; says what to do where this is a source tree in which nothing was built."""
@@ -121,10 +124,10 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
                 else getattr(importlib.import_module(home), name)
             )
         except ModuleNotFoundError as error:
-            if error.name != "torch":
+            if error.name not in _OF_USERS:
                 raise
             raise ImportError(
-                f"{package}.{name} needs torch; install it, e.g. pip install torch"
+                f"{package}.{name} needs {error.name}; install it, e.g. pip install {error.name}"
             ) from error
         vars(sys.modules[package])[name] = value
         return value

@@ -67,3 +67,14 @@ def test_lazy_package_without_source_is_refused_with_a_remedy(orchard: Path) -> 
         path.unlink()
     with pytest.raises(ImportError, match=r"orchard has no source .* install its \.py files too"):
         importlib.import_module("orchard")
+
+
+@pytest.mark.parametrize("framework", ["torch", "deepspeed"])
+def test_framework_that_is_not_installed_is_named_with_a_remedy(
+    orchard: Path, framework: str
+) -> None:
+    missing = f"raise ModuleNotFoundError('none', name='{framework}')\n"
+    (orchard / "trees.py").write_text(missing + TREES)
+    package = importlib.import_module("orchard")
+    with pytest.raises(ImportError, match=f"^orchard.grow needs {framework}; install it, e.g. pip"):
+        _ = package.grow

@@ -194,7 +194,7 @@ def _print_phases(console: Console, plan: Plan) -> None:
 
 
 def _print_prices(console: Console, plan: Plan) -> None:
-    title = "What one more of it would bring at least (predicted, each planned again)"
+    title = "Gain from one more GiB or GB/s, at least (predicted, each planned again)"
     made = table(title, "resource", "unit", "tokens/s", right=("tokens/s",))
     for price in plan.prices:
         if price.brings_something:

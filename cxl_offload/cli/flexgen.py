@@ -13,6 +13,7 @@ from cxl_offload.cli._generate_report import beside_plan
 from cxl_offload.cli._observed import observed
 from cxl_offload.cli._old_json import in_new_form
 from cxl_offload.cli._outputs import check_outputs, outputs, write_all
+from cxl_offload.cli._plan_inputs import profile_notes
 from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import write_run_page
 from cxl_offload.cli._report_table import NONE, console_of, show, table
@@ -86,6 +87,8 @@ def flexgen(context: typer.Context) -> None:
             console.print(f"{said}.")
         if operators is not None:
             console.print(_expected(request, report, operators))
+            for note in profile_notes(args.profile):
+                console.print(f"Note: {note}")
         if why_not:
             console.print(f"Note: no simulated tokens/s: {why_not}")
 

@@ -106,7 +106,7 @@ def plan_sections(plan: Plan) -> list[PageSection]:
         PageSection("Plan", verdict, "predicted"),
         PageSection("Where every kind of tensor goes", _homes(plan), "predicted"),
         PageSection("Time and what bounds it", _phases(plan), "predicted"),
-        PageSection("What one more of it would bring", _prices(plan), "predicted"),
+        PageSection("Gain from one more GiB or GB/s", _prices(plan), "predicted"),
     ]
 
 
