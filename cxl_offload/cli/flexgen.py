@@ -86,9 +86,7 @@ def flexgen(context: typer.Context) -> None:
         for said in beside_plan(report, request.plan, model=args.model, on=on):
             console.print(f"{said}.")
         if operators is not None:
-            console.print(_expected(request, report, operators))
-            for note in profile_notes(args.profile):
-                console.print(f"Note: {note}")
+            console.print(_expected(request, report, operators, profile_notes(args.profile)))
         if why_not:
             console.print(f"Note: no simulated tokens/s: {why_not}")
 
@@ -203,8 +201,10 @@ def _operators(file: str, accelerator: str) -> OperatorProfile:
     )
 
 
-def _expected(request: FlexGenRun, report: FlexGenReport, operators: OperatorProfile) -> str:
-    """The predicted decode speed beside the measured one, or why there is none."""
+def _expected(
+    request: FlexGenRun, report: FlexGenReport, operators: OperatorProfile, notes: Sequence[str]
+) -> str:
+    """The predicted decode speed beside the measured one, or why there is none; then the notes."""
     from cxl_offload.integrations.flexgen.expected import decode_shape
     from cxl_offload.plan.flexgen.decode_time import decode_time
 
@@ -216,12 +216,13 @@ def _expected(request: FlexGenRun, report: FlexGenReport, operators: OperatorPro
         return str(error)
     expected = decode_time(shape, operators)
     largest = max(expected.terms, key=lambda name: expected.terms[name])
-    return (
+    said = (
         f"decode: {expected.tokens_per_s:.1f} tokens/s predicted from the profile, "
         f"{report.decode_tokens_per_s:.1f} measured "
         f"({expected.tokens_per_s / report.decode_tokens_per_s - 1:+.0%}); most of it predicted "
         f"for {largest} ({expected.terms[largest] / expected.token_s:.0%})"
     )
+    return "\n".join((said, *(f"Note: {note}." for note in notes)))
 
 
 def _replayed(report: FlexGenReport, session: Session) -> tuple[Timeline | None, str]:

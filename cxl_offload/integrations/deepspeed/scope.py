@@ -250,6 +250,16 @@ def attach(
     return _attach(engine, _store(plan_or_policy, session or chosen_session(), pages), capture)
 
 
+def _tell_of_own(on_placed: Callable[[AttachedEngine | None], None] | None) -> None:
+    _show_information()
+    _LOG.warning(
+        "%s: the script places its engine itself and keeps doing so; the plan is not used",
+        PLAN_VARIABLE,
+    )
+    if on_placed is not None:
+        on_placed(None)
+
+
 def start_from_environment(
     *, on_placed: Callable[[AttachedEngine | None], None] | None = None
 ) -> bool:
@@ -282,15 +292,7 @@ def start_from_environment(
     capture.scopes.append(store)
     known = WeakSet(_engines())
 
-    @functools.cache
-    def placed_by_script() -> None:
-        _show_information()
-        _LOG.warning(
-            "%s: the script places its engine itself and keeps doing so; the plan is not used",
-            PLAN_VARIABLE,
-        )
-        if on_placed is not None:
-            on_placed(None)
+    placed_by_script = functools.cache(functools.partial(_tell_of_own, on_placed))
 
     def first_forward(module: Any, inputs: Any) -> None:
         if not isinstance(module, deepspeed.DeepSpeedEngine) or module in known:

@@ -14,15 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from cxl_offload.integrations.transformers.accelerator_kv import AcceleratorKv
+from cxl_offload.integrations.transformers.current_rows import RowPart
 from cxl_offload.integrations.transformers.first_rooms import FirstRooms
 from cxl_offload.integrations.transformers.parted_states import PartedStates
-from cxl_offload.integrations.transformers.room import (
-    KeptAs,
-    KvMemory,
-    KvRoom,
-    RowPart,
-    slack_of,
-)
+from cxl_offload.integrations.transformers.room import KeptAs, KvMemory, KvRoom, slack_of
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 """Keys and values."""

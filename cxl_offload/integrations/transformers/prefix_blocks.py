@@ -18,8 +18,8 @@ import torch
 from transformers.cache_utils import Cache
 
 from cxl_offload.errors import LostMemory, MemoryLostError
+from cxl_offload.integrations.transformers.current_rows import CurrentRows
 from cxl_offload.integrations.transformers.prefix_keys import PromptRow
-from cxl_offload.integrations.transformers.room import CurrentRows
 from cxl_offload.kept import KeptBlocks, KeptReader, KeptStore
 from cxl_offload.ops.view import untraced
 

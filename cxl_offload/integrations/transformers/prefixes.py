@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.conventions import kv_shape, text_config
+from cxl_offload.integrations.transformers.current_rows import CurrentRows
 from cxl_offload.integrations.transformers.prefix_blocks import PrefixBlocks
 from cxl_offload.integrations.transformers.prefix_facts import (
     ModelFacts,
@@ -35,7 +36,7 @@ from cxl_offload.integrations.transformers.prefix_keys import (
     shared_columns,
 )
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
-from cxl_offload.integrations.transformers.room import CurrentRows, KvMemory
+from cxl_offload.integrations.transformers.room import KvMemory
 from cxl_offload.kept import (
     KeptLayout,
     KeptReader,

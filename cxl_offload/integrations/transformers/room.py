@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import mmap
-import threading
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn, Protocol
 
@@ -14,6 +13,7 @@ import torch
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.accelerator_kv import AcceleratorKv
 from cxl_offload.integrations.transformers.beam_rows import gather_rows
+from cxl_offload.integrations.transformers.current_rows import CurrentRows, RowPart
 from cxl_offload.integrations.transformers.first_rooms import FirstRooms, Wanted
 from cxl_offload.integrations.transformers.int4_rows import decoded, encoded
 from cxl_offload.integrations.transformers.parted_states import PartedStates
@@ -33,46 +33,6 @@ KeptAs = torch.dtype | Literal["int4"] | None
 _LEAST_SLACK = 64
 _SLACK_SHARE = 8
 """Room grows by an eighth: a position is then moved about eight times before as many are new."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowPart:
-    """Some rows of a batch of ``total``, which a layer computes before the next ones."""
-
-    begin: int
-    end: int
-    total: int
-
-    @property
-    def rows(self) -> slice:
-        """As an index."""
-        return slice(self.begin, self.end)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether nothing of the step is in the cache yet."""
-        return self.begin == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the step is in the cache then."""
-        return self.end == self.total
-
-
-class CurrentRows(threading.local):
-    """The rows that a layer computes now in this thread, since others may share the model.
-
-    Attributes
-    ----------
-    part
-        None: all of the batch.
-    """
-
-    def __init__(self) -> None:
-        self.part: RowPart | None = None
-
-    def __deepcopy__(self, memo: object) -> CurrentRows:
-        return self
 
 
 @dataclass(frozen=True, slots=True)

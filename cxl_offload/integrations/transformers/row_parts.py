@@ -19,8 +19,9 @@ from transformers.cache_utils import LinearAttentionLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.current_rows import RowPart
 from cxl_offload.integrations.transformers.masks import mask_part
-from cxl_offload.integrations.transformers.room import KvMemory, RowPart
+from cxl_offload.integrations.transformers.room import KvMemory
 from cxl_offload.integrations.transformers.streamed_states import StateStream
 from cxl_offload.integrations.transformers.tier_states import on_device
 from cxl_offload.objects.kind_store import TierStore

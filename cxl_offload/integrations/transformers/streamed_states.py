@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from cxl_offload.integrations.transformers.current_rows import RowPart
 from cxl_offload.integrations.transformers.parted_copies import WeightCopies
-from cxl_offload.integrations.transformers.room import RowPart
 from cxl_offload.integrations.transformers.tier_states import TierStates
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.plan.equations.row_states import STATES

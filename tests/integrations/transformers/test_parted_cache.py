@@ -15,10 +15,11 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.accelerator_kv import AcceleratorKv, accelerator_kv
 from cxl_offload.integrations.transformers.cache import kept_tensors, put_in_tiers
+from cxl_offload.integrations.transformers.current_rows import RowPart
 from cxl_offload.integrations.transformers.growing_layers import TierLayer, TierSlidingLayer
 from cxl_offload.integrations.transformers.parted_room import PartedRoom
 from cxl_offload.integrations.transformers.parted_states import PartedStates
-from cxl_offload.integrations.transformers.room import KvMemory, RowPart, slack_of
+from cxl_offload.integrations.transformers.room import KvMemory, slack_of
 from cxl_offload.integrations.transformers.weights import store_for
 from cxl_offload.memory import Bind, Session
 

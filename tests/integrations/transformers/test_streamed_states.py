@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from cxl_offload import _C
 from cxl_offload.integrations.transformers import Offloaded, offload
-from cxl_offload.integrations.transformers.room import RowPart
+from cxl_offload.integrations.transformers.current_rows import RowPart
 from cxl_offload.integrations.transformers.streamed_states import StateStream
 from cxl_offload.integrations.transformers.tier_states import TierStates
 from cxl_offload.integrations.transformers.weights import store_for
