@@ -46,6 +46,7 @@ from cxl_offload import Session
 from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, OptShape, make_opt
 from cxl_offload.integrations.flexgen.checkpoint import convert_checkpoint
 from cxl_offload.integrations.flexgen.model import config_of_checkpoint
+from cxl_offload.integrations.flexgen.request import CPU_LINEAR
 from cxl_offload.integrations.flexgen.wiring import flexgen_policy
 
 SHAPE = OptShape(layers=12, hidden=768, heads=12)
@@ -287,7 +288,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompt-len", type=int, default=PROMPT_LEN)
     parser.add_argument("--gen-len", type=int, default=16)
     parser.add_argument("--layers", type=int, default=SHAPE.layers)
-    parser.add_argument("--cpu-linear", choices=("fastest", "single", "half"), default="fastest")
+    parser.add_argument("--cpu-linear", choices=CPU_LINEAR, default="fastest")
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
     add_options(parser)
     parser.add_argument("--json", type=Path)

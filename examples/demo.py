@@ -126,7 +126,7 @@ def generate(steps: Steps, request: FlexGenRun, at: Run) -> Result:
     name, session, places = at
     # Times are taken of real nodes only, so only there is it worth warming up.
     # One way of linear layers in all runs: the fastest is found by turns, which round differently.
-    wanted = replace(request, place=places, cpu_linear="single", warmup=not session.is_simulated)
+    wanted = replace(request, place=places, cpu_linear="kernel", warmup=not session.is_simulated)
     with steps.step(f"FlexGen answers: {name}") as progress:
         report = run(wanted, session=session, progress=progress)
     timeline = replay(report.trace, session.machine) if session.is_simulated else None

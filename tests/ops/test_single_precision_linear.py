@@ -8,10 +8,26 @@ from torch.nn import functional
 
 from cxl_offload.ops import linear
 from cxl_offload.ops.linear import SinglePrecisionLinear
+from cxl_offload.ops.measured_linear import KernelLinear
 
 
 def draw(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
+
+
+@pytest.mark.parametrize(("rows", "few"), [(1, True), (64, True), (65, False), (300, False)])
+def test_one_way_takes_the_kernel_for_few_rows_and_always_has_the_same_bits(
+    rows: int, few: bool
+) -> None:
+    inputs, weight, bias = draw(rows, 96, seed=1), draw(33, 96, seed=2), draw(33, seed=3)
+    found = KernelLinear()(inputs, weight, bias)
+    way = linear.linear if few else SinglePrecisionLinear()
+    assert torch.equal(found, way(inputs, weight, bias))
+    assert torch.equal(found, KernelLinear()(inputs, weight, bias))
+    wide = inputs.float()
+    assert torch.equal(
+        KernelLinear()(wide, weight.float()), functional.linear(wide, weight.float())
+    )
 
 
 @pytest.mark.parametrize("buffer", [1, 700, 2**19])

@@ -8,7 +8,10 @@ from torch.nn import functional
 
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.ops.linear import SinglePrecisionLinear
-from cxl_offload.ops.measured_linear import MeasuredLinear
+from cxl_offload.ops.measured_linear import KernelLinear, MeasuredLinear
+
+_LINEAR = {"fastest": MeasuredLinear, "kernel": KernelLinear, "single": SinglePrecisionLinear}
+"""By ``cpu_linear``."""
 
 
 class _WithLinear:
@@ -25,5 +28,4 @@ def functional_of(run: FlexGenRun) -> Any:
     """The functions of a run."""
     if run.accelerator != "host" or run.cpu_linear == "half":
         return functional
-    linear = MeasuredLinear() if run.cpu_linear == "fastest" else SinglePrecisionLinear()
-    return _WithLinear(linear)
+    return _WithLinear(_LINEAR[run.cpu_linear]())

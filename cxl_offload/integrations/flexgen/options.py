@@ -18,7 +18,12 @@ from cxl_offload.files.named_values import limits, size
 from cxl_offload.integrations.fit import TierLimit, tier_limits
 from cxl_offload.integrations.flexgen.places import KINDS, parse_place
 from cxl_offload.integrations.flexgen.report import FlexGenReport
-from cxl_offload.integrations.flexgen.request import ALL_ON_HOST, FlexGenRun, planned_options
+from cxl_offload.integrations.flexgen.request import (
+    ALL_ON_HOST,
+    CPU_LINEAR,
+    FlexGenRun,
+    planned_options,
+)
 from cxl_offload.integrations.named_tiers import limited, parse_tier
 from cxl_offload.integrations.prompts import read_prompts
 from cxl_offload.integrations.run_options import STOP, TIER, TUNE, TUNE_BUDGET, TUNE_STATE, WARMUP
@@ -90,11 +95,12 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     )
     ours.add_argument(
         "--cpu-linear",
-        choices=("fastest", "single", "half"),
+        choices=CPU_LINEAR,
         default="fastest",
         help="with --accelerator host: the fastest of this package's kernel, single and half "
-        "precision, which the first calls of every shape measure (default), or always PyTorch in "
-        "one of them, in half as FlexGen does; as exact, but not the same in the last bit",
+        "precision, which the first calls of every shape measure (default); always the kernel, "
+        "with the same bits in every run; or always PyTorch in single precision or in half, as "
+        "FlexGen does; as exact, but not the same in the last bit",
     )
     ours.add_argument(
         "--copies",

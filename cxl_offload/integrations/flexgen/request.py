@@ -18,6 +18,7 @@ from cxl_offload.plan.plan_file import Plan
 from cxl_offload.tune import Signal
 
 ALL_ON_HOST = (0.0, 100.0, 0.0, 100.0, 0.0, 100.0)
+CPU_LINEAR = ("fastest", "kernel", "single", "half")
 _LEAST_CUT = 4
 _SPLITTABLE: tuple[FlexGenKind, ...] = ("weights", "kv")
 
@@ -64,9 +65,10 @@ compress_cache
         on disk is always attended over copies.
     cpu_linear
         Where the host is the accelerator: ``"fastest"`` takes the fastest of this package's kernel,
-        single and half precision, which the first calls of every shape measure; ``"single"`` and
-        ``"half"`` leave it to PyTorch, as FlexGen does in half. All round to half precision and are
-        as exact, but not the same in the last bit.
+        single and half precision, which the first calls of every shape measure; ``"kernel"`` takes
+        the first for tokens and the second for prompts of more than 64 rows, so that every run has
+        the same bits; ``"single"`` and ``"half"`` leave all to PyTorch, as FlexGen does in half.
+        All round to half precision and are as exact, but not the same in the last bit.
     place
         Policy of every kind on the host, in the grammar of ``memory.policy.parse_policy`` or
         ``split:TIER=PERCENT,...``. A kind that is missing is placed by first touch.
@@ -112,7 +114,7 @@ compress_cache
     pin_weight: bool = True
     cpu_cache_compute: bool = False
     cpu_attention: Literal["in-place", "workspace"] = "in-place"
-    cpu_linear: Literal["fastest", "single", "half"] = "fastest"
+    cpu_linear: Literal["fastest", "kernel", "single", "half"] = "fastest"
     attn_sparsity: float = 1.0
     compress_weight: bool = False
     compress_cache: bool = False
@@ -169,8 +171,8 @@ def _check_numbers(run: FlexGenRun) -> None:
         )
     if run.cpu_attention not in ("in-place", "workspace"):
         raise ConfigError(f"--cpu-attention {run.cpu_attention}: must be in-place or workspace")
-    if run.cpu_linear not in ("fastest", "single", "half"):
-        raise ConfigError(f"--cpu-linear {run.cpu_linear}: must be fastest, single or half")
+    if run.cpu_linear not in CPU_LINEAR:
+        raise ConfigError(f"--cpu-linear {run.cpu_linear}: must be one of {', '.join(CPU_LINEAR)}")
     if not run.temperature > 0:
         raise ConfigError(f"--temperature {run.temperature}: must be above 0")
     given = len(run.prompts) or len(run.token_ids)

@@ -12,6 +12,7 @@ import pytest
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen import FlexGenRun, TierLimit, parse_place, parse_tier, run
 from cxl_offload.integrations.flexgen.options import parse_flags, request_from
+from cxl_offload.integrations.flexgen.request import CPU_LINEAR
 from cxl_offload.memory import Session
 from cxl_offload.topology import Gpu
 
@@ -108,7 +109,7 @@ def test_cuda_without_a_device_is_refused(
     assert session.stats().asked_bytes.total == 0
 
 
-@pytest.mark.parametrize("linear", ["fastest", "single", "half"])
+@pytest.mark.parametrize("linear", CPU_LINEAR)
 @pytest.mark.parametrize("accelerator", ["cuda", "host"])
 def test_ways_of_the_cpu_are_those_of_the_host(
     accelerator: Any, linear: Any, request_tiny: FlexGenRun
