@@ -26,6 +26,12 @@ BESIDE_SEED = 250
 WARM_UP_SEED = 700
 """Added for prompts that no server has seen and none is timed with."""
 
+LEARNING_ROUNDS = 2
+"""That are not timed: after them the rule of what is stored knows that prompts do not come back."""
+
+LEARNING_SEED = 370
+"""Added for prompts of the next of these rounds, which are others than those that are timed."""
+
 SETTLE_S = 0.5
 """In which copies of the server before end."""
 
@@ -68,7 +74,8 @@ def take_turns(
 ) -> None:
     """Adds the runs of some rounds; another server begins in each."""
     for server in servers.values():  # none meets a load for the first time while timed
-        run_load(server.port, load, WARM_SEED)
+        for learning in range(LEARNING_ROUNDS):
+            run_load(server.port, load, WARM_SEED + LEARNING_SEED * learning)
     for name, server in servers.items():
         taken.setdefault(name, Taken()).begins.append(parse_metrics(server.metrics()))
     for turn in turns:
