@@ -154,14 +154,14 @@ void bind_rule(py::module_& module, const char* name, Make make) {
 
 }  // namespace
 
-py::handle Settings::find(py::handle name) const {
+py::object Settings::find(py::handle name) const {
   PyObject* found = PyDict_GetItemWithError(given_.ptr(), name.ptr());
   if (found == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return found;
+  return py::reinterpret_borrow<py::object>(found);
 }
 
-py::handle Settings::at(py::handle name) const {
-  const py::handle found = find(name);
+py::object Settings::at(py::handle name) const {
+  py::object found = find(name);
   if (!found) {
     throw InvalidArgument("update: " + text_of(name) +
                           " is missing; put it back into the group of parameters");
@@ -170,7 +170,7 @@ py::handle Settings::at(py::handle name) const {
 }
 
 double Settings::number(py::handle name) const {
-  const py::handle given = at(name);
+  const py::object given = at(name);
   if (PyFloat_CheckExact(given.ptr()) != 0) return PyFloat_AS_DOUBLE(given.ptr());
   return number_of(text_of(name), given);
 }
@@ -178,12 +178,12 @@ double Settings::number(py::handle name) const {
 bool Settings::flag(py::handle name) const { return flag_of(name, at(name)); }
 
 bool Settings::flag(py::handle name, bool by_default) const {
-  const py::handle given = find(name);
+  const py::object given = find(name);
   return given ? flag_of(name, given) : by_default;
 }
 
 std::pair<double, double> Settings::betas() const {
-  const py::handle given = at(names().betas);
+  const py::object given = at(names().betas);
   const std::vector<py::object> found = first_three(given);
   if (found.size() != 2) refuse("betas", given, "two numbers, such as (0.9, 0.999)");
   return {number_of("beta1", found[0]), number_of("beta2", found[1])};

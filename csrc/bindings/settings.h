@@ -21,8 +21,9 @@ class Settings {
   std::pair<double, double> betas() const;
 
  private:
-  pybind11::handle find(pybind11::handle name) const;  // null where it is missing
-  pybind11::handle at(pybind11::handle name) const;
+  // Both hold what they return: reading it may run code that takes it out of the group.
+  pybind11::object find(pybind11::handle name) const;  // null where it is missing
+  pybind11::object at(pybind11::handle name) const;
 
   pybind11::dict given_;
 };

@@ -171,6 +171,23 @@ def test_setting_that_was_taken_out_of_a_group_is_named(kind: type[Any]) -> None
     optimizer.step()
 
 
+def test_number_that_takes_itself_out_of_the_group_is_still_named() -> None:
+    optimizer = CPUAdam([parameter()])
+    group = optimizer.param_groups[0]
+
+    class Leaving:
+        def __float__(self) -> float:
+            del group["lr"]
+            raise TypeError
+
+        def __repr__(self) -> str:
+            return "Leaving()"
+
+    group["lr"] = Leaving()
+    with pytest.raises(TypeError, match=r"^update: lr is Leaving\(\); it must be a number$"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("threads", ["a", 1.5, {0: "a"}, {"a": 1}, {0: 1, "a": 1}, [1]], ids=str)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_threads_that_are_no_numbers_are_named(kind: type[Any], threads: object) -> None:
