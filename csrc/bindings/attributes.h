@@ -1,5 +1,5 @@
-// Attributes and methods of Python's objects, by names that are made once: Python compares such
-// strings by their addresses.
+// Attributes, methods and items of Python's objects, by names that are made once: Python compares
+// such strings by their addresses.
 #ifndef CXL_OFFLOAD_BINDINGS_ATTRIBUTES_H_
 #define CXL_OFFLOAD_BINDINGS_ATTRIBUTES_H_
 
@@ -30,6 +30,13 @@ inline pybind11::object attribute(pybind11::handle object, const Name& name) {
 
 inline pybind11::object call(pybind11::handle object, const Name& method) {
   return owned(PyObject_CallMethodNoArgs(object.ptr(), method.ptr()));
+}
+
+// Returns null where a dict has no such item.
+inline pybind11::object item_of(pybind11::handle dict, pybind11::handle name) {
+  PyObject* found = PyDict_GetItemWithError(dict.ptr(), name.ptr());
+  if (found == nullptr && PyErr_Occurred() != nullptr) throw pybind11::error_already_set();
+  return pybind11::reinterpret_borrow<pybind11::object>(found);
 }
 
 }  // namespace cxl_offload::bindings

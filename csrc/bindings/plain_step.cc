@@ -16,12 +16,6 @@ namespace py = pybind11;
 // Steps beyond are left to Python, which says what is wrong with them.
 constexpr float kMostSteps = 0x1p62f;
 
-py::object item_of(const py::object& dict, const py::handle& name) {
-  PyObject* found = PyDict_GetItemWithError(dict.ptr(), name.ptr());
-  if (found == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return py::reinterpret_borrow<py::object>(found);  // may be null
-}
-
 bool add_items(const py::object& dict, const std::vector<py::str>& names,
                std::vector<py::object>& items) {
   for (const py::str& name : names) {

@@ -154,14 +154,8 @@ void bind_rule(py::module_& module, const char* name, Make make) {
 
 }  // namespace
 
-py::object Settings::find(py::handle name) const {
-  PyObject* found = PyDict_GetItemWithError(given_.ptr(), name.ptr());
-  if (found == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return py::reinterpret_borrow<py::object>(found);
-}
-
 py::object Settings::at(py::handle name) const {
-  py::object found = find(name);
+  py::object found = item_of(given_, name);
   if (!found) {
     throw InvalidArgument("update: " + text_of(name) +
                           " is missing; put it back into the group of parameters");
@@ -178,7 +172,7 @@ double Settings::number(py::handle name) const {
 bool Settings::flag(py::handle name) const { return flag_of(name, at(name)); }
 
 bool Settings::flag(py::handle name, bool by_default) const {
-  const py::object given = find(name);
+  const py::object given = item_of(given_, name);
   return given ? flag_of(name, given) : by_default;
 }
 

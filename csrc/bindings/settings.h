@@ -21,8 +21,7 @@ class Settings {
   std::pair<double, double> betas() const;
 
  private:
-  // Both hold what they return: reading it may run code that takes it out of the group.
-  pybind11::object find(pybind11::handle name) const;  // null where it is missing
+  // Holds what it returns: reading it may run code that takes it out of the group.
   pybind11::object at(pybind11::handle name) const;
 
   pybind11::dict given_;
