@@ -16,7 +16,6 @@ from benchmarks.measurements import paired_ratio
 from benchmarks.neighbour import BESIDE, QUIET, Falls, falls_of
 from benchmarks.vllm_cases import KEPT, NONE, TWO, WITHOUT
 from benchmarks.vllm_load import Load, LoadRun, run_load
-from benchmarks.vllm_restart import WARM_SEED
 from benchmarks.vllm_server import Server
 from cxl_offload.integrations.vllm.serving_report import Samples, parse_metrics, serving_report
 
@@ -30,7 +29,8 @@ LEARNING_ROUNDS = 2
 """That are not timed: after them the rule of what is stored knows that prompts do not come back."""
 
 LEARNING_SEED = 370
-"""Added for prompts of the next of these rounds, which are others than those that are timed."""
+"""Added for prompts of these rounds, which are others than those of any other round or load: the
+rule would wait as long as one prompt stayed away that came back."""
 
 SETTLE_S = 0.5
 """In which copies of the server before end."""
@@ -72,10 +72,13 @@ def take_turns(
     seed: int,
     conditions: Conditions,
 ) -> None:
-    """Adds the runs of some rounds; another server begins in each."""
+    """Adds the runs of some rounds; another server begins in each.
+
+    ``seed`` is the first of a thousand, which no other load has.
+    """
     for server in servers.values():  # none meets a load for the first time while timed
         for learning in range(LEARNING_ROUNDS):
-            run_load(server.port, load, WARM_SEED + LEARNING_SEED * learning)
+            run_load(server.port, load, seed + LEARNING_SEED + learning)
     for name, server in servers.items():
         taken.setdefault(name, Taken()).begins.append(parse_metrics(server.metrics()))
     for turn in turns:

@@ -126,8 +126,9 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         except ModuleNotFoundError as error:
             if error.name not in _OF_USERS:
                 raise
-            raise ImportError(
-                f"{package}.{name} needs {error.name}; install it, e.g. pip install {error.name}"
+            raise ModuleNotFoundError(
+                f"{package}.{name} needs {error.name}; install it, e.g. pip install {error.name}",
+                name=error.name,
             ) from error
         vars(sys.modules[package])[name] = value
         return value

@@ -76,5 +76,7 @@ def test_framework_that_is_not_installed_is_named_with_a_remedy(
     missing = f"raise ModuleNotFoundError('none', name='{framework}')\n"
     (orchard / "trees.py").write_text(missing + TREES)
     package = importlib.import_module("orchard")
-    with pytest.raises(ImportError, match=f"^orchard.grow needs {framework}; install it, e.g. pip"):
+    needs = f"^orchard.grow needs {framework}; install it, e.g. pip"
+    with pytest.raises(ModuleNotFoundError, match=needs) as refused:
         _ = package.grow
+    assert refused.value.name == framework
