@@ -15,10 +15,15 @@ namespace {
 #include "kernels/update_rules.inc.h"
 //
 #include "kernels/update_loop.inc.h"
+//
+#include "kernels/update_find.inc.h"
 
 }  // namespace
 
-UpdatePass update_pass_avx512(const PassKey& key) { return find_pass(key); }
+UpdatePass update_pass_avx512(const PassKey& key) {
+  const UpdatePass rounded_by_processor = update_pass_bf16_avx512(key);
+  return rounded_by_processor != nullptr ? rounded_by_processor : find_pass(key);
+}
 
 }  // namespace cxl_offload::kernels
 

@@ -79,6 +79,8 @@ UpdatePass update_pass_neon(const PassKey& key);
 UpdatePass update_pass_sve256(const PassKey& key);
 UpdatePass update_pass_avx2(const PassKey& key);
 UpdatePass update_pass_avx512(const PassKey& key);
+// Only where every stream is bfloat16 and the processor rounds to that type; null otherwise.
+UpdatePass update_pass_bf16_avx512(const PassKey& key);
 
 }  // namespace cxl_offload::kernels
 

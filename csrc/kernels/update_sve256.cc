@@ -15,6 +15,8 @@ namespace {
 #include "kernels/update_rules.inc.h"
 //
 #include "kernels/update_loop.inc.h"
+//
+#include "kernels/update_find.inc.h"
 
 }  // namespace
 

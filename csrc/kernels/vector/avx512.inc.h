@@ -81,6 +81,13 @@ struct Vector {
     odd = {_mm512_castsi512_ps(_mm512_and_si512(both, high_halves()))};
   }
   CXL_OFFLOAD_VECTOR static void store_pair(Bf16* at, Vector even, Vector odd) {
+#ifdef CXL_OFFLOAD_ROUNDS_TO_BF16
+    if (!any_subnormal(even, odd)) {
+      const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(odd.value, even.value);
+      _mm512_storeu_si512(at, _mm512_permutexvar_epi16(in_turns(), halves));
+      return;
+    }
+#endif
     const __m512i low = _mm512_srli_epi32(even.rounded(), 16);
     // low | (odd & high_halves)
     _mm512_storeu_si512(at, _mm512_ternarylogic_epi32(low, odd.rounded(), high_halves(), 0xf8));
@@ -136,6 +143,19 @@ struct Vector {
   }
   CXL_OFFLOAD_VECTOR static Vector wide(const int8_t*, __m128i bits) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bits))};
+  }
+  // The instruction that rounds to bfloat16 takes such numbers for zeros.
+  CXL_OFFLOAD_VECTOR static bool any_subnormal(Vector a, Vector b) {
+    constexpr int kSubnormal = 0x20;
+    return _kortestz_mask16_u8(_mm512_fpclass_ps_mask(a.value, kSubnormal),
+                               _mm512_fpclass_ps_mask(b.value, kSubnormal)) == 0;
+  }
+  // The order in which the lower and the upper half of a register take turns.
+  CXL_OFFLOAD_VECTOR static __m512i in_turns() {
+    const __m512i lower = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    // Words are pairs of indices: each of the lower half, and 16 more.
+    const __m512i upper = _mm512_slli_epi32(_mm512_add_epi32(lower, _mm512_set1_epi32(16)), 16);
+    return _mm512_or_si512(lower, upper);
   }
   CXL_OFFLOAD_VECTOR static Vector wide_bf16(__m256i bits) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};

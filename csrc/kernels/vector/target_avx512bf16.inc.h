@@ -12,3 +12,6 @@
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")
 #endif
+
+// Whether the processor rounds to bfloat16 by itself.
+#define CXL_OFFLOAD_ROUNDS_TO_BF16 1

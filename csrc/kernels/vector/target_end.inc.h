@@ -4,3 +4,4 @@
 #else
 #pragma GCC pop_options
 #endif
+#undef CXL_OFFLOAD_ROUNDS_TO_BF16
