@@ -13,6 +13,7 @@
 #include "bindings/lost.h"
 #include "core/error.h"
 #include "kernels/attention_check.h"
+#include "kernels/linear.h"
 
 namespace cxl_offload::bindings {
 
@@ -20,10 +21,29 @@ namespace py = pybind11;
 
 namespace {
 
+// What `isa` may ask for besides instruction sets.
 constexpr const char* kIntegerCodes = "avx512vnni";
+constexpr const char* kBf16Products = "avx512bf16";
 
-// The name besides those of instruction sets that `isa` may have here, for a message.
-std::string integer_name() { return has_integer_codes() ? std::string(", ") + kIntegerCodes : ""; }
+// Its values besides instruction sets here, for a message.
+std::string other_names() {
+  return (has_integer_codes() ? std::string(", ") + kIntegerCodes : "") +
+         (has_bf16_vectors() ? std::string(", ") + kBf16Products : "");
+}
+
+// Lets `given` have what `isa` asks for, and returns the instruction set of the rest.
+Isa take_isa(kernels::Attention& given, const std::string& isa) {
+  given.integers = isa.empty() || isa == kIntegerCodes;
+  given.bf16_products = isa.empty() ? kernels::has_fast_bf16_products() : isa == kBf16Products;
+  if (isa == kIntegerCodes && !has_integer_codes()) {
+    throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-VNNI");
+  }
+  if (isa == kBf16Products && !has_bf16_vectors()) {
+    throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-BF16");
+  }
+  const bool is_best = isa.empty() || isa == kIntegerCodes || isa == kBf16Products;
+  return is_best ? best_isa() : parse_isa(isa, other_names());
+}
 
 // Adds what is read of keys or values, or of the scales of their groups: the positions that
 // sequences have, in blocks of a table or side by side.
@@ -118,16 +138,11 @@ void bind_attention(py::module_& module) {
         if (bias) given.bias = std::move(*bias);
         given.sinks = std::move(sinks);
         given.log_sum_exp = reinterpret_cast<float*>(log_sum_exp);
-        given.integers = isa.empty() || isa == kIntegerCodes;
-        if (isa == kIntegerCodes && !has_integer_codes()) {
-          throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-VNNI");
-        }
-        const bool best = isa.empty() || isa == kIntegerCodes;
+        const Isa used = take_isa(given, isa);
         const std::vector<int32_t> entries = own_entries(given);
         refuse_lost(given, false);
         settle(given.out);
-        kernels::run_attention(given, team, best ? best_isa() : parse_isa(isa, integer_name()),
-                               kernel.get());
+        kernels::run_attention(given, team, used, kernel.get());
         refuse_lost(given, true);
       },
       py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"), py::arg("team"), py::kw_only(),

@@ -106,6 +106,16 @@ bool has_integer_codes() {
 #endif
 }
 
+bool has_bf16_vectors() {
+#if CXL_OFFLOAD_X86
+  static const bool found = best_isa() == Isa::kAvx512 && __builtin_cpu_supports("avx512vbmi") &&
+                            __builtin_cpu_supports("avx512bf16");
+  return found;
+#else
+  return false;
+#endif
+}
+
 bool has_tiles() {
 #if CXL_OFFLOAD_X86
   static const bool given = ask_for_tiles();

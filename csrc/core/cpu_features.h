@@ -73,6 +73,10 @@ Isa best_isa();
 // Whether kernels multiply 4-bit codes as integers of one byte, which takes AVX-512 with VNNI.
 bool has_integer_codes();
 
+// Whether the processor multiplies vectors of bfloat16 and rounds to that type (AVX512-BF16), and
+// looks up bytes (VBMI): what target_avx512bf16.inc.h compiles for.
+bool has_bf16_vectors();
+
 // Whether threads of this process may use the tiles of AMX for bfloat16. Linux saves the registers
 // of tiles only for processes that ask for it. The first call asks, for all threads and for
 // processes forked later. Linux refuses where a signal stack is too small for these registers.

@@ -56,6 +56,12 @@ AttentionPass find_integers(const Attention& a, Isa isa) {
   return fits_integers(groups, padded_dim(a) / groups) ? attention_pass_integers(groups) : nullptr;
 }
 
+// The pass that multiplies queries and keys of bfloat16; null where they become float32.
+AttentionPass find_bf16(const Attention& a, Isa isa) {
+  const bool are_bf16 = a.q.dtype == Dtype::kBfloat16 && a.k.dtype == Dtype::kBfloat16;
+  return are_bf16 && isa == Isa::kAvx512 && a.bf16_products ? attention_pass_bf16() : nullptr;
+}
+
 size_t isa_lanes(Isa isa) {
   constexpr OfIsa<size_t> kLanes{1, 4, 8, 8, 16};
   return kLanes.at(isa);
@@ -66,7 +72,10 @@ class Run {
   Run(const Attention& attention, Isa isa)
       : a_(attention),
         integers_(find_integers(attention, isa)),
-        pass_(integers_ != nullptr ? integers_ : find_pass(attention.k.dtype, isa)),
+        bf16_(find_bf16(attention, isa)),
+        pass_(integers_ != nullptr ? integers_
+              : bf16_ != nullptr   ? bf16_
+                                   : find_pass(attention.k.dtype, isa)),
         work_(attention),
         heads_(attention.q.shape[1]),
         kv_heads_(attention.k.shape[1]),
@@ -90,6 +99,7 @@ class Run {
     halves_.resize(slots * scales_each());
     divided_.resize(slots * divided_each());
     whole_.resize(slots * whole_each());
+    factors_.resize(slots * factors_each());
     staged_.resize(slots * staged_each());
     for (size_t i = 0; i < work_.parts.size(); ++i) {
       if (work_.parts[i].count == 0) merge(i);
@@ -139,6 +149,15 @@ class Run {
     });
   }
 
+  // Does the same for products of bfloat16: queries as they are, and the factors of their scores.
+  void copy_queries(size_t first, size_t count, float* to, float* factors) const {
+    const auto* numbers = reinterpret_cast<const Bf16*>(a_.q.data) + first * dim_;
+    for (size_t i = 0; i < count; ++i, to += padded_, numbers += dim_) {
+      std::copy_n(numbers, dim_, reinterpret_cast<Bf16*>(to));
+      factors[i] = static_cast<float>(a_.scale * scale_of_head(a_.k_scales, kv_head(first + i)));
+    }
+  }
+
   // The factor that turns a number of K or V, as a pass reads it, into its value.
   double unit() const { return a_.k.dtype == Dtype::kFloat8E4m3 ? kE4m3Unit : 1; }
 
@@ -169,6 +188,10 @@ class Run {
     return static_cast<size_t>(work_.tile) * group_ * (padded_ + groups * kAttentionPad);
   }
 
+  size_t factors_each() const {
+    return bf16_ == nullptr ? 0 : static_cast<size_t>(work_.tile) * group_;
+  }
+
   size_t whole_each() const {
     return integers_ == nullptr ? 0 : static_cast<size_t>(work_.tile) * group_;
   }
@@ -192,8 +215,14 @@ class Run {
         static_cast<size_t>(unit.batch * heads_) + static_cast<size_t>(unit.head) * group_;
     const size_t queries = static_cast<size_t>(unit.heads) * group_;
     float* q = q_.data() + slot * queries_each();
-    read_queries(first, queries, q);
     state.q = q;
+    if (bf16_ == nullptr) {
+      read_queries(first, queries, q);
+    } else {
+      float* factors = factors_.data() + slot * factors_each();
+      copy_queries(first, queries, q, factors);
+      state.factors = factors;
+    }
     state.sums = sums_.get() + unit.place * padded_;
     std::fill_n(state.sums, queries * padded_, 0.0f);
     state.most = most_.data() + unit.place;
@@ -302,6 +331,7 @@ class Run {
 
   const Attention& a_;
   const AttentionPass integers_;  // null where numbers are multiplied
+  const AttentionPass bf16_;      // null where numbers become float32
   const AttentionPass pass_;
   Work work_;
   const int64_t heads_;  // heads times the queries of each
@@ -323,6 +353,7 @@ class Run {
   std::vector<F16> halves_;
   std::vector<float> divided_;
   std::vector<WholeQuery> whole_;
+  std::vector<float> factors_;
   std::vector<StagedLine> staged_;
 };
 

@@ -64,6 +64,9 @@ struct Attention {
   // Whether 4-bit codes are multiplied as integers, if the kernels of AVX-512 run and the processor
   // can do it (AVX512-VNNI).
   bool integers = true;
+  // Whether queries and keys of bfloat16 are multiplied as they are, if the kernels of AVX-512 run
+  // and the processor can do it (has_bf16_vectors). Subnormal numbers of either count as zero then.
+  bool bf16_products = false;
   TensorView out;  // its shape is that of q
   // (batch, heads * queries): the logarithm of the sum of the exponentials of the scores. Null
   // where nobody wants it.

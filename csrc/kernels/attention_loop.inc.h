@@ -41,6 +41,7 @@ inline SoonRows soon_after_v(const AttentionRows& rows, size_t first, size_t cou
 }
 
 // How many queries of a head use a row that has become float. Their sums have to fit the registers.
+constexpr size_t kRowsTogether = 4;  // for so many rows
 constexpr size_t kTogether = Vector::kLanes == 1 ? 1 : Vector::kRegisters < 32 ? 2 : 4;
 
 // Reads C vectors of a row as float. Two vectors of bfloat16 become one of the even elements and
@@ -66,6 +67,8 @@ inline void load_part(const T* from, V (&to)[C]) {
 // The sums of the scores of N rows for Q queries.
 template <class T, size_t N, size_t Q>
 struct Scores {
+  static constexpr bool kAddsOne = true;  // whether add<1> is faster than add_some()
+
   Scores(const T* const* row, const float* q, size_t q_step) : row(row), q(q), q_step(q_step) {
 #pragma GCC unroll 16
     for (size_t i = 0; i < Q * N; ++i) sum[i / N][i % N] = Vector::all(0);
@@ -75,14 +78,14 @@ struct Scores {
   template <size_t C>
   CXL_OFFLOAD_VECTOR void add(size_t at) {
     Vector part[N][C];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (size_t i = 0; i < N; ++i) load_part<T, C>(row[i] + at, part[i]);
 #pragma GCC unroll 4
     for (size_t j = 0; j < Q; ++j) {
 #pragma GCC unroll 2
       for (size_t c = 0; c < C; ++c) {
         const Vector number = Vector::load(q + j * q_step + at + c * Vector::kLanes);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (size_t i = 0; i < N; ++i) sum[j][i] = mul_add(part[i][c], number, sum[j][i]);
       }
     }
@@ -90,7 +93,7 @@ struct Scores {
 
   // Adds the products of fewer numbers than a vector has.
   CXL_OFFLOAD_VECTOR void add_some(size_t at, size_t count) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (size_t i = 0; i < N; ++i) {
       const Vector part = Vector::load_some(row[i] + at, count);
 #pragma GCC unroll 4
@@ -114,16 +117,19 @@ inline void score_queries(const T* const* row, const AttentionState& state, size
   Scores<T, N, Q> scores(row, state.q + query * state.padded, state.padded);
   size_t at = 0;
   for (; at + 2 * kLanes <= state.dim; at += 2 * kLanes) scores.template add<2>(at);
-  if (at + kLanes <= state.dim) {
-    scores.template add<1>(at);
-    at += kLanes;
+  if constexpr (Scores<T, N, Q>::kAddsOne) {
+    if (at + kLanes <= state.dim) {
+      scores.template add<1>(at);
+      at += kLanes;
+    }
   }
   if (at != state.dim) scores.add_some(at, state.dim - at);
 #pragma GCC unroll 4
   for (size_t j = 0; j < Q; ++j) {
     float* to = state.scores + (query + j) * kAttentionBlock + first;
-    if constexpr (N == 4) {
-      Vector::totals(scores.sum[j], to);
+    if constexpr (N % 4 == 0) {
+#pragma GCC unroll 2
+      for (size_t i = 0; i < N; i += 4) Vector::totals(scores.sum[j] + i, to + i);
     } else {
       to[0] = scores.sum[j][0].total();
     }
@@ -137,8 +143,11 @@ inline void score_head_rows(const T* const* row, const AttentionState& state, si
   size_t query = head * state.group;
   const size_t end = query + state.group;
   if constexpr (kTogether > 1) {
+    constexpr size_t kRows = std::min(N, kRowsTogether);
     for (; query + kTogether <= end; query += kTogether) {
-      score_queries<T, N, kTogether>(row, state, query, first);
+      for (size_t i = 0; i < N; i += kRows) {
+        score_queries<T, kRows, kTogether>(row + i, state, query, first + i);
+      }
     }
   }
   for (; query < end; ++query) score_queries<T, N, 1>(row, state, query, first);
@@ -185,6 +194,12 @@ inline void score_rows(const AttentionRows& rows, const AttentionState& state, s
   }
 }
 
+inline void multiply(float* scores, size_t count, float factor) {
+  for (size_t at = 0; at < count; at += Vector::kLanes) {
+    mul(Vector::load(scores + at), Vector::all(factor)).store(scores + at);
+  }
+}
+
 // Turns scores into cap * tanh(score / cap). It takes exponentials only of numbers that are not
 // above zero, so none overflows.
 inline void cap_scores(float* scores, size_t count, float cap) {
@@ -221,6 +236,7 @@ inline void scores_to_weights(const AttentionRows& rows, const AttentionState& s
   const size_t end = round_up(rows.count, kAttentionPad);  // passes take so many rows together
   for (size_t query = 0; query < state.kv_heads * state.group; ++query) {
     float* scores = state.scores + query * kAttentionBlock;
+    if (state.factors != nullptr) multiply(scores, rows.count, state.factors[query]);
     if (state.rules != nullptr) apply_rules(rows, *state.rules, query, scores);
     std::fill(scores + rows.count, scores + end, lowest);
     Vector top = Vector::all(state.most[query]);
@@ -333,14 +349,16 @@ inline void add_head_rows(const ValueRows<T>& rows, const AttentionState& state,
   for (; query < end; ++query) add_to_queries<T, 1>(rows, sums(), state.dim);
 }
 
-template <class T>
+// `K` says how rows of K become scores, `T` is the type of the numbers in rows of V.
+template <class T, class K = T>
 void attend(const AttentionRows& rows, const AttentionState& state) {
-  constexpr size_t kRows = 4;  // the rows that one load of q is used for
-  const size_t whole = rows.count / kRows * kRows;
-  for (size_t at = 0; at < whole; at += kSideBySide) {
-    score_rows<T, kRows>(rows, state, at, std::min(at + kSideBySide, whole));
+  const size_t eights = rows.count / kSideBySide * kSideBySide;
+  for (size_t at = 0; at < eights; at += kSideBySide) {
+    score_rows<K, kSideBySide>(rows, state, at, at + kSideBySide);
   }
-  score_rows<T, 1>(rows, state, whole, rows.count);
+  const size_t fours = rows.count / kRowsTogether * kRowsTogether;
+  score_rows<K, kRowsTogether>(rows, state, eights, fours);
+  score_rows<K, 1>(rows, state, fours, rows.count);
   scores_to_weights(rows, state);
   constexpr size_t kMost = 16;  // the rows that one load of the sums is used for
   const size_t each = state.kv_heads == 1 ? kMost : kSideBySide;

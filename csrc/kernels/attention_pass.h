@@ -134,7 +134,10 @@ struct AttentionState {
   size_t group = 0;  // queries that share one head of K and V
   size_t dim = 0;
   size_t padded = 0;
-  const float* q = nullptr;           // [kv_heads * group][padded], times the scale
+  // [kv_heads * group][padded], times the scale. Or, with factors, each query is `padded` numbers
+  // of bfloat16, in the order of a row.
+  const float* q = nullptr;
+  const float* factors = nullptr;     // [kv_heads * group]: what scores are multiplied by, or null
   const ScoreRules* rules = nullptr;  // null: scores are weights as they are
   float* sums = nullptr;              // [kv_heads * group][padded]: of values times weights
   float* most = nullptr;              // [kv_heads * group]: the greatest score
@@ -166,6 +169,9 @@ AttentionPass attention_pass_neon(Dtype dtype);
 AttentionPass attention_pass_sve256(Dtype dtype);
 AttentionPass attention_pass_avx2(Dtype dtype);
 AttentionPass attention_pass_avx512(Dtype dtype);
+// Returns the pass for rows of bfloat16 and queries of bfloat16, whose scores are multiplied by
+// AttentionState::factors. Returns null when this processor has no AVX512-BF16.
+AttentionPass attention_pass_bf16();
 // Returns the pass for rows of 4-bit codes of which fits_integers() is true. Its sums are in the
 // order of integer_place(). Returns null when this processor has no AVX512-VNNI.
 AttentionPass attention_pass_integers(size_t groups);

@@ -44,8 +44,8 @@ struct Products {
 bool has_bf16_products(Bf16Products products) {
   if (products == Bf16Products::kNone) return true;
   if (products == Bf16Products::kTiles) return has_bf16_products() && has_tiles();
-  if (best_isa() != Isa::kAvx512 || !__builtin_cpu_supports("avx512vbmi")) return false;
-  return products == Bf16Products::kWidened || __builtin_cpu_supports("avx512bf16");
+  if (products != Bf16Products::kWidened) return has_bf16_vectors();
+  return best_isa() == Isa::kAvx512 && __builtin_cpu_supports("avx512vbmi");
 }
 
 bool has_fast_bf16_products() {

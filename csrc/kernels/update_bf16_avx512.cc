@@ -25,7 +25,7 @@ constexpr UpdatePass pass_of = &Loop<Rule, Bf16, Bf16, Bf16, void>::pass;
 UpdatePass update_pass_bf16_avx512(const PassKey& key) {
   const bool is_all_bf16 = key.param == Dtype::kBfloat16 && key.grad == Dtype::kBfloat16 &&
                            key.state == Dtype::kBfloat16 && key.copy == CopyKind::kNone;
-  if (!is_all_bf16 || !__builtin_cpu_supports("avx512bf16")) return nullptr;
+  if (!is_all_bf16 || !has_bf16_vectors()) return nullptr;
   switch (key.rule) {
     case RuleKind::kAdam:
       return pass_of<AdamRule>;

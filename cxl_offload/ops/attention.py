@@ -129,7 +129,8 @@ def decode_attention(
         See :data:`cxl_offload.ops.threads.Threads`.
     isa
         "scalar", "neon", "sve256", "avx2" or "avx512"; "avx512vnni", which multiplies 4-bit codes
-        as integers; empty: the best that this processor has.
+        as integers; "avx512bf16", which multiplies queries and keys of bfloat16 as they are; empty:
+        the best that this processor has.
 
     Returns
     -------

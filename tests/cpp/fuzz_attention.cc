@@ -75,7 +75,7 @@ struct Case {
     if (input.below(2) == 0) sums.emplace(Dtype::kFloat32, queries, input.below(40));
     scale = input.any_of<double>({0.125, 1, 0, -0.5, 3});
     window = input.below(4) == 0 ? static_cast<int64_t>(input.byte()) * 2 : 0;
-    integers = input.below(4) != 0;
+    best_products = input.below(4) != 0;
     inverse = input.below(2) == 0;
     choose_scales(input, k_scales);
     choose_scales(input, v_scales);
@@ -166,7 +166,7 @@ struct Case {
     if (!mask.empty()) a.mask = mask.data(), a.mask_columns = mask_columns;
     a.window = window;
     a.scale = scale;
-    a.integers = integers;
+    a.integers = a.bf16_products = best_products;
     if (sums) a.log_sum_exp = reinterpret_cast<float*>(sums->data());
     return a;
   }
@@ -192,7 +192,7 @@ struct Case {
 
   Numbers numbers;
   Dtype dtype = Dtype::kFloat32;
-  bool codes = false, integers = true, inverse = false;
+  bool codes = false, best_products = true, inverse = false;
   int64_t batch = 0, heads = 0, kv_heads = 0, seq = 0, dim = 0, groups = 0, each = 64;
   int64_t block = 0, columns = 0, mask_columns = 0, window = 0;
   double scale = 1;

@@ -120,6 +120,28 @@ TEST(eight_bit_caches_are_read_to_their_edge_and_no_further) {
   }
 }
 
+TEST(rows_of_bfloat16_are_read_to_their_edge_and_no_further) {
+  WorkerTeam team({{-1, 2, {}}});
+  for (bool products : {false, true}) {
+    for (int64_t dim : {1, 15, 16, 31, 32, 33, 64, 129}) {
+      for (int64_t seq : {1, 5, 21}) {
+        Case c({1, 5, 1, seq, dim});
+        const std::vector<uint16_t> halves(static_cast<size_t>(seq * dim), 0x3f00);  // 0.5
+        const PageEdge rows(halves.data(), halves.size() * sizeof(uint16_t));
+        const std::vector<uint16_t> q(c.q.size(), 0x3f80);  // 1
+        Attention a = c.attention();
+        a.q = view_of(q.data(), Dtype::kBfloat16, {1, 5, dim});
+        a.k = a.v = view_of(rows.data(), Dtype::kBfloat16, {1, 1, seq, dim});
+        a.bf16_products = products;
+        run_attention(a, team, best_isa());
+        for (float value : c.out) CHECK_EQ(value, 0.5f);
+        const double score = 0.25 * 0.5 * static_cast<double>(dim);
+        for (float sum : c.sums) CHECK(std::abs(sum - score - std::log(seq)) < 1e-5);
+      }
+    }
+  }
+}
+
 TEST(codes_and_their_scales_are_read_to_their_edge_and_no_further) {
   WorkerTeam team({{-1, 2, {}}});
   for (Isa isa : supported_isas()) {

@@ -19,7 +19,8 @@ from cxl_offload.ops.attention import (
 )
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-ISAS = _C.supported_isas()
+# With "avx512bf16" queries and keys of bfloat16 are multiplied as they are.
+ISAS = [*_C.supported_isas(), *({"avx512bf16"} & {*_C.bf16_products()})]
 ROUNDING = {F32: 2e-6, BF16: 2.0**-8, F16: 2.0**-11}
 
 

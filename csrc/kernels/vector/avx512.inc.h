@@ -76,7 +76,8 @@ struct Vector {
 
   // Loads the even elements into one vector and the odd ones into another, which needs no shuffle.
   CXL_OFFLOAD_VECTOR static void load_pair(const Bf16* at, Vector& even, Vector& odd) {
-    const __m512i both = _mm512_loadu_si512(at);
+    __m512i both = _mm512_loadu_si512(at);
+    asm("" : "+v"(both));  // else the compiler loads it twice, once for each use
     even = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};
     odd = {_mm512_castsi512_ps(_mm512_and_si512(both, high_halves()))};
   }
@@ -216,6 +217,7 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   __m512 rest = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
   rest = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), rest);
   __m512 sum = _mm512_set1_ps(1.0f / 5040);  // Taylor's series, for a rest of at most 0.35
+#pragma GCC unroll 7
   for (float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
     sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term));
   }
