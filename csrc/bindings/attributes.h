@@ -32,6 +32,12 @@ inline pybind11::object call(pybind11::handle object, const Name& method) {
   return owned(PyObject_CallMethodNoArgs(object.ptr(), method.ptr()));
 }
 
+// Calls a method that was found on the class of the object.
+inline pybind11::object call_found(const pybind11::object& method, pybind11::handle object) {
+  PyObject* arguments[] = {object.ptr()};
+  return owned(PyObject_Vectorcall(method.ptr(), arguments, 1, nullptr));
+}
+
 // Returns null where a dict has no such item.
 inline pybind11::object item_of(pybind11::handle dict, pybind11::handle name) {
   PyObject* found = PyDict_GetItemWithError(dict.ptr(), name.ptr());

@@ -20,10 +20,7 @@ struct Names {
   Name layout{"layout"};
   Name dtype{"dtype"};
   Name shape{"shape"};
-  Name is_neg{"is_neg"};
   Name is_contiguous{"is_contiguous"};
-  Name storage_offset{"storage_offset"};
-  Name untyped_storage{"untyped_storage"};
   Name nbytes{"nbytes"};
   Name data_ptr{"data_ptr"};
 };
@@ -50,18 +47,16 @@ std::vector<int64_t> lengths_of(py::handle tensor) {
   return lengths;
 }
 
-std::vector<int64_t> row_major(const std::vector<int64_t>& shape) {
-  std::vector<int64_t> strides(shape.size());
-  int64_t next = 1;
-  for (size_t i = shape.size(); i-- > 0; next *= std::max<int64_t>(shape[i], 1)) strides[i] = next;
-  return strides;
-}
-
 }  // namespace
 
 PlainTensors::PlainTensors(const py::tuple& classes, const py::dict& dtypes, py::object strided,
                            py::handle table)
-    : classes_(classes), strided_(std::move(strided)), table_(table) {
+    : classes_(classes),
+      strided_(std::move(strided)),
+      table_(table),
+      is_neg_(classes[0].attr("is_neg")),
+      storage_offset_(classes[0].attr("storage_offset")),
+      untyped_storage_(classes[0].attr("untyped_storage")) {
   for (const auto& [dtype, name] : dtypes) {
     dtypes_.emplace_back(py::reinterpret_borrow<py::object>(dtype),
                          parse_dtype(name.cast<std::string>()));
@@ -90,6 +85,7 @@ std::optional<TensorView> PlainTensors::by_attributes(py::handle tensor) const {
   const std::optional<Dtype> dtype = is_dense ? dtype_of(tensor) : std::nullopt;
   if (!dtype) return std::nullopt;
   TensorView view{nullptr, *dtype, lengths_of(tensor), {}};
+  view.strides = row_major_strides(view.shape);
   view.data = reinterpret_cast<std::byte*>(number(call(tensor, names().data_ptr)));
   return view;
 }
@@ -97,14 +93,13 @@ std::optional<TensorView> PlainTensors::by_attributes(py::handle tensor) const {
 std::optional<TensorView> PlainTensors::view(py::handle tensor, py::object* kept) const {
   if (!is_own_class(tensor)) return std::nullopt;
   std::optional<TensorView> view = table_.is_there() ? table_.read(tensor) : by_attributes(tensor);
-  if (!view || call(tensor, names().is_neg).ptr() != Py_False) return std::nullopt;
+  if (!view || call_found(is_neg_, tensor).ptr() != Py_False) return std::nullopt;
   const auto address = reinterpret_cast<uintptr_t>(view->data);
   if (address % dtype_bytes(view->dtype) != 0) return std::nullopt;
-  view->strides = row_major(view->shape);
   if (view->numel() == 0) return view;
   const uint64_t needed =
-      (number(call(tensor, names().storage_offset)) + view->numel()) * dtype_bytes(view->dtype);
-  py::object storage = call(tensor, names().untyped_storage);
+      (number(call_found(storage_offset_, tensor)) + view->numel()) * dtype_bytes(view->dtype);
+  py::object storage = call_found(untyped_storage_, tensor);
   const bool is_held = address != 0 && number(call(storage, names().nbytes)) >= needed;
   if (!is_held) return std::nullopt;
   if (kept != nullptr) *kept = std::move(storage);

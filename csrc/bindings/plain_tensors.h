@@ -36,6 +36,10 @@ class PlainTensors {
   std::vector<std::pair<pybind11::object, Dtype>> dtypes_;
   pybind11::object strided_;
   TensorTable table_;
+  // Methods of the first class, which the others inherit: found once, not for every tensor.
+  pybind11::object is_neg_;
+  pybind11::object storage_offset_;
+  pybind11::object untyped_storage_;
 };
 
 }  // namespace cxl_offload::bindings

@@ -59,8 +59,13 @@ std::optional<TensorView> TensorTable::read(py::handle tensor) const {
   TensorView view{static_cast<std::byte*>(found.data) + found.byte_offset,
                   *dtype,
                   {found.shape, found.shape + found.dims},
-                  {found.strides, found.strides + found.dims}};
-  return view.is_contiguous() ? std::optional(std::move(view)) : std::nullopt;
+                  {}};
+  view.strides = row_major_strides(view.shape);
+  if (view.numel() == 0) return view;
+  for (size_t i = 0; i < view.shape.size(); ++i) {
+    if (view.shape[i] != 1 && found.strides[i] != view.strides[i]) return std::nullopt;
+  }
+  return view;
 }
 
 }  // namespace cxl_offload::bindings

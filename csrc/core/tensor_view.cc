@@ -78,6 +78,13 @@ bool TensorView::is_contiguous() const {
   return true;
 }
 
+std::vector<int64_t> row_major_strides(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t next = 1;
+  for (size_t i = shape.size(); i-- > 0; next *= std::max<int64_t>(shape[i], 1)) strides[i] = next;
+  return strides;
+}
+
 std::string type_and_shape(const TensorView& view) {
   std::string joined;
   for (int64_t length : view.shape) joined += (joined.empty() ? "" : ", ") + std::to_string(length);

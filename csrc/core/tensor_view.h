@@ -33,6 +33,9 @@ struct TensorView {
   bool is_contiguous() const;
 };
 
+// The strides of a view without gaps, the last length first; those of empty views are valid too.
+std::vector<int64_t> row_major_strides(const std::vector<int64_t>& shape);
+
 // "float32 (2, 64)"
 std::string type_and_shape(const TensorView& view);
 
