@@ -33,7 +33,7 @@ struct TensorView {
   bool is_contiguous() const;
 };
 
-// The strides of a view without gaps, the last length first; those of empty views are valid too.
+// Returns the strides of a contiguous view of this shape; an empty one has those of lengths of 1.
 std::vector<int64_t> row_major_strides(const std::vector<int64_t>& shape);
 
 // "float32 (2, 64)"

@@ -40,8 +40,9 @@ inline SoonRows soon_after_v(const AttentionRows& rows, size_t first, size_t cou
   return {rows.k + std::max(at, rows.count), rows.k_step, rows.prefetch};
 }
 
-// How many queries of a head use a row that has become float. Their sums have to fit the registers.
-constexpr size_t kRowsTogether = 4;  // for so many rows
+// So many rows that have become float are used by so many queries of a head at once. Their sums
+// have to fit the registers.
+constexpr size_t kRowsTogether = 4;
 constexpr size_t kTogether = Vector::kLanes == 1 ? 1 : Vector::kRegisters < 32 ? 2 : 4;
 
 // Reads C vectors of a row as float. Two vectors of bfloat16 become one of the even elements and
