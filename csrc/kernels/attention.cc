@@ -149,12 +149,20 @@ class Run {
     });
   }
 
-  // Does the same for products of bfloat16: queries as they are, and the factors of their scores.
+  // Does the same for products of bfloat16. The scale is a power of two, by which queries are
+  // multiplied exactly, times the factor of their scores, 1 or more: no score overflows on the way.
   void copy_queries(size_t first, size_t count, float* to, float* factors) const {
-    const auto* numbers = reinterpret_cast<const Bf16*>(a_.q.data) + first * dim_;
-    for (size_t i = 0; i < count; ++i, to += padded_, numbers += dim_) {
-      std::copy_n(numbers, dim_, reinterpret_cast<Bf16*>(to));
-      factors[i] = static_cast<float>(a_.scale * scale_of_head(a_.k_scales, kv_head(first + i)));
+    const auto* from = reinterpret_cast<const Bf16*>(a_.q.data) + first * dim_;
+    for (size_t i = 0; i < count; ++i, to += padded_) {
+      const double scale = a_.scale * scale_of_head(a_.k_scales, kv_head(first + i));
+      int exponent = 0;
+      const double fraction = std::frexp(scale, &exponent);
+      const double power = scale == 0 ? 0 : std::ldexp(1, exponent - 1);
+      factors[i] = scale == 0 ? 1 : static_cast<float>(2 * fraction);
+      auto* numbers = reinterpret_cast<Bf16*>(to);
+      for (size_t at = 0; at < dim_; ++at, ++from) {
+        numbers[at] = to_bf16(static_cast<float>(static_cast<double>(to_float(*from)) * power));
+      }
     }
   }
 

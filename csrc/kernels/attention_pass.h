@@ -135,7 +135,7 @@ struct AttentionState {
   size_t dim = 0;
   size_t padded = 0;
   // [kv_heads * group][padded], times the scale. Or, with factors, each query is `padded` numbers
-  // of bfloat16, in the order of a row.
+  // of bfloat16, in the order of a row, times the power of two of the scale.
   const float* q = nullptr;
   const float* factors = nullptr;     // [kv_heads * group]: what scores are multiplied by, or null
   const ScoreRules* rules = nullptr;  // null: scores are weights as they are

@@ -62,6 +62,19 @@ def test_subnormal_keys_count_only_without_products_of_bfloat16() -> None:
     assert found["avx512"].item() > 0.52
 
 
+@needs_products
+@pytest.mark.parametrize("scale", [0.0, 1e-36, -1e-36, 0.75e-36])
+@pytest.mark.parametrize("number", [1e20, 1e18])
+def test_products_that_only_the_scale_makes_small_do_not_overflow(
+    scale: float, number: float
+) -> None:
+    q, k = torch.full((1, 1, 32), number).to(BF16), torch.full((1, 1, 4, 32), number).to(BF16)
+    v = torch.ones(1, 1, 4, 32).to(BF16)
+    found = [decode_attention_partial(q, k, v, scale=scale, isa=isa) for isa in PRODUCTS]
+    assert all(torch.equal(each.out, torch.ones(1, 1, 32)) for each in found)
+    torch.testing.assert_close(found[1].log_sum_exp, found[0].log_sum_exp)
+
+
 @pytest.mark.skipif(HAS_PRODUCTS, reason="AVX512-BF16 is here")
 def test_products_that_the_processor_lacks_are_refused() -> None:
     q, k = torch.zeros(1, 1, 8).to(BF16), torch.zeros(1, 1, 2, 8).to(BF16)
